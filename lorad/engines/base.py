@@ -55,10 +55,12 @@ class AdapterSource(Struct, frozen=True):
 
 
 class LoadedVersion(Struct, frozen=True):
-    """A version that the engine holds. `digest`: of what the engine received, not copied from the caller.
+    """A version that the engine holds.
 
-    delivered: sha256 of the file that servers read it from, its engine form (`lorad/adapters/served.py`); ""
-    where it is served from memory.
+    Attributes:
+        digest: The digest of what the engine received, not copied from the caller.
+        delivered: The sha256 of the file that servers read it from, its engine form
+            (`lorad/adapters/served.py`); "" where it is served from memory.
     """
 
     name: str
@@ -69,8 +71,11 @@ class LoadedVersion(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True):
-    """What an engine says of a batch. logprobs: see `Engine.score`. routes: where it sent the tokens; None
-    where it does not say.
+    """What an engine answers about a batch.
+
+    Attributes:
+        logprobs: What `Engine.score` returns.
+        routes: Where the engine sent the tokens; None where it does not say.
     """
 
     logprobs: np.ndarray
@@ -124,14 +129,16 @@ class Engine(ABC):
 
     @abstractmethod
     async def score(self, version: str, batch: Batch) -> np.ndarray:
-        """float32 [T]: log-probability of each completion token under `version` (or BASE), temperature 1."""
+        """Return the log-probability of each completion token under `version` (or BASE) at temperature 1, as
+        float32 [T].
+        """
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
-        """`score` by each server of the engine that serves now; at least one."""
+        """Return what `score` gives on each server that serves now; there is at least one."""
         return [await self.score(version, batch)]
 
     async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
-        """`scores` with the routes of the batch's tokens, which need the capability."""
+        """Return `scores` with the routes of the batch's tokens, which need the capability."""
         return [Scored(logprobs) for logprobs in await self.scores(version, batch)]
 
     async def ranked(
@@ -187,7 +194,7 @@ class Engine(ABC):
     async def health(self) -> EngineHealth: ...
 
     def stop_waiting(self) -> None:  # noqa: B027 (most engines never wait for a part of theirs)
-        """The pool is about to end: what waits for a part of the engine to return fails instead."""
+        """Make whatever waits for a part of the engine to return fail, because the pool is about to end."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -225,13 +232,16 @@ def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int
 
 
 def routes_of(batch: Batch, samples: Sequence[np.ndarray]) -> Routes | None:
-    """Return the routes of a batch; those of a prompt are of its first sample.
+    """Return the routes of a batch, or None without samples. A prompt has the routes of its first sample.
 
-    samples: of each, the routes of its prompt and of its own tokens. None where there are none.
+    Args:
+        batch: The prompts and completions that were scored.
+        samples: The routes of each sample: its prompt's tokens, then its own.
     """
     if not samples:
         return None
-    first, prompts = 0, list[np.ndarray]()
+    first = 0
+    prompts: list[np.ndarray] = []
     for size, count in zip(batch.prompt_lengths.tolist(), batch.group_sizes.tolist(), strict=True):
         prompts += [samples[first][:size]] * (count > 0)
         first += count

@@ -23,21 +23,29 @@ def plain_experts(
     of_gate_up: _Delta,
     of_down: _Delta,
 ) -> torch.Tensor:
-    """[tokens, hidden] to the same: the weighted sum of each token's experts, whose MLPs use silu.
+    """Return the weighted sum of each token's experts, whose MLPs use silu, in the shape of `x`.
 
-    index, weights: of the experts of each token, [tokens, per token]. gate_up: [experts, 2 * width, hidden],
-    down: [experts, hidden, width]. slots: the adapter of each token, [tokens]; below 0 there is none.
+    Args:
+        x: The hidden states, [tokens, hidden].
+        index: The experts of each token, [tokens, per token].
+        weights: The weight of each of these experts, [tokens, per token].
+        gate_up: The first matrices of all experts, [experts, 2 * width, hidden].
+        down: The second matrices of all experts, [experts, hidden, width].
+        slots: The slot of each token's adapter, [tokens]; below 0 a token has none.
+        of_gate_up: Computes what an adapter adds to the output of `gate_up`.
+        of_down: Computes what an adapter adds to the output of `down`.
     """
-    found = torch.zeros(*index.shape, x.shape[1], dtype=torch.float32, device=x.device)
+    outputs = torch.zeros(*index.shape, x.shape[1], dtype=torch.float32, device=x.device)
     for expert in index.unique().tolist():
         tokens, place = (index == expert).nonzero(as_tuple=True)
-        rows, owners = x[tokens], slots[tokens]
+        rows = x[tokens]
+        owners = slots[tokens]
         inner = _added(F.linear(rows, gate_up[expert]), rows, owners, expert, of_gate_up)
         gate, up = inner.chunk(2, dim=-1)
         inner = F.silu(gate) * up
         outer = _added(F.linear(inner, down[expert]), inner, owners, expert, of_down)
-        found[tokens, place] = outer.float()
-    return (found * weights.unsqueeze(-1).float()).sum(1).to(x.dtype)
+        outputs[tokens, place] = outer.float()
+    return (outputs * weights.unsqueeze(-1).float()).sum(1).to(x.dtype)
 
 
 def _added(

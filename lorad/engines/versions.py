@@ -56,49 +56,49 @@ class Versions(Generic[H]):
         """Give back the name of a load that failed."""
         self.names.discard(name)
 
-    def put(self, held: H) -> None:
-        self.table[held.name] = held
+    def put(self, version: H) -> None:
+        self.table[version.name] = version
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[H]:
         """Keep a version loaded for a while. Raises NotFound."""
-        held = self._find(name)
-        held.in_flight += 1
-        held.idle.clear()
+        version = self._find(name)
+        version.in_flight += 1
+        version.idle.clear()
         try:
-            yield held
+            yield version
         finally:
-            held.in_flight -= 1
-            if not held.in_flight:
-                held.idle.set()
+            version.in_flight -= 1
+            if not version.in_flight:
+                version.idle.set()
 
     async def remove(self, name: str) -> H:
         """Refuse new users, wait for the present ones, forget it; returns what it was. Raises NotFound."""
-        held = self._find(name)
-        if held is self.base:
+        version = self._find(name)
+        if version is self.base:
             raise Conflict("the base cannot be unloaded", hint="stop the pool instead")
-        held.leaving = True
+        version.leaving = True
         try:
-            await self._idle(held)
+            await self._idle(version)
             return self.table.pop(name)
         finally:
-            held.leaving = False
+            version.leaving = False
 
     async def drained(self) -> None:
         """Return when nobody uses any version, the base included."""
-        while busy := [held for held in (self.base, *self.table.values()) if held.in_flight]:
+        while busy := [version for version in (self.base, *self.table.values()) if version.in_flight]:
             await self._idle(busy[0])
 
     @staticmethod
-    async def _idle(held: H) -> None:
-        while held.in_flight:
-            await held.idle.wait()
+    async def _idle(version: H) -> None:
+        while version.in_flight:
+            await version.idle.wait()
 
     def _find(self, name: str) -> H:
-        held = self.base if name == BASE else self.table.get(name)
-        if held is None or held.leaving:
+        version = self.base if name == BASE else self.table.get(name)
+        if version is None or version.leaving:
             raise NotFound(f"version {name} is not loaded", hint="`lorad adapters` shows what is")
-        return held
+        return version
 
 
 def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> Adapter:

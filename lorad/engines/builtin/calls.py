@@ -50,7 +50,8 @@ class _StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], decoder: Decoder) -> None:
-        self.stops, self.decoder = tuple(stops), decoder
+        self.stops = tuple(stops)
+        self.decoder = decoder
         # a character may begin up to 3 bytes earlier
         self.window = max(len(stop.encode()) for stop in stops) + 4
 
@@ -63,8 +64,9 @@ class _StopStrings:
 class Sample(Struct, eq=False):
     """One completion as it grows. `chunk` hands out what is new since the last time.
 
-    routes: where they are wanted, those of the tokens that were fed, behind those of its prompt where it is
-        the first sample of that.
+    Attributes:
+        routes: The routes of the tokens that were fed, where they are asked for. The first sample of a prompt
+            has the routes of the prompt's tokens before them.
     """
 
     prompt: str
@@ -101,20 +103,19 @@ class Sample(Struct, eq=False):
         """Take the routes of all tokens until now, of which so many are the prompt's, as far as they are not
         known.
         """
-        known = sum(map(len, self.routes)) + (prompt if self.index else 0)
-        self.routes.append(routes[known:])
-
-    def _all_routes(self) -> np.ndarray | None:
-        """Return those of a sample that has ended."""
-        if self.finish is None or not self.routes:
-            return None
-        return np.concatenate([*self.routes, unknown_like(self.routes[0], 1)])
+        covered = sum(map(len, self.routes)) + (prompt if self.index else 0)
+        self.routes.append(routes[covered:])
 
     def chunk(self) -> Chunk | None:
         """Return the tokens not handed out yet, or None when there is nothing to say."""
         if self.closed or (self.finish is None and self.sent == len(self.tokens)):
             return None
-        start, self.sent, self.closed = self.sent, len(self.tokens), self.finish is not None
+        start = self.sent
+        self.sent = len(self.tokens)
+        self.closed = self.finish is not None
+        routes = None
+        if self.closed and self.routes:
+            routes = np.concatenate([*self.routes, unknown_like(self.routes[0], 1)])
         return Chunk(
             prompt=self.prompt,
             index=self.index,
@@ -122,14 +123,15 @@ class Sample(Struct, eq=False):
             tokens=np.array(self.tokens[start:], np.int32),
             logprobs=np.array(self.logprobs[start:], np.float32),
             finish=self.finish,
-            routes=self._all_routes(),
+            routes=routes,
         )
 
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """Holds samples that continue from the same tokens, which are prefilled once: all samples of a prompt, or
-    a single one that gave up its row.
+    """Samples that continue from the same tokens, prefilled once.
+
+    A group has the samples of one prompt, or a single sample that lost its place.
     """
 
     tokens: np.ndarray
@@ -155,9 +157,9 @@ class SampleGroup:
 
     def resumed(self, sample: Sample) -> "SampleGroup":
         """Make the group that recomputes the keys and values of a sample that gave up its row."""
-        made = np.array(sample.tokens, self.tokens.dtype)
+        completion = np.array(sample.tokens, self.tokens.dtype)
         return SampleGroup(
-            np.concatenate([self.tokens[: self.prompt], made]), [sample], self.call, self.prompt
+            np.concatenate([self.tokens[: self.prompt], completion]), [sample], self.call, self.prompt
         )
 
 
@@ -171,13 +173,15 @@ class Call:
     def __init__(
         self,
         request: str,
-        held: HeldLora,
+        version: HeldLora,
         prompts: Sequence[Prompt],
         sampling: Sampling,
         decoder: Decoder | None,
         caller: Caller = POOL,
     ) -> None:
-        self.request, self.held, self.caller = request, held, caller
+        self.request = request
+        self.held = version
+        self.caller = caller
         self.sampling = sampling
         self.aborted = False
         self.queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue()
@@ -187,7 +191,7 @@ class Call:
             SampleGroup(
                 prompt.tokens,
                 [
-                    Sample(prompt.id, index, held.name, seed, sampling, stop_ids, stops)
+                    Sample(prompt.id, index, version.name, seed, sampling, stop_ids, stops)
                     for index, seed in enumerate(prompt.seeds.tolist())
                 ],
                 self,
@@ -198,7 +202,8 @@ class Call:
         ]
         self.samples = [sample for group in self.groups for sample in group.samples]
         self.open = self.samples
-        self.stream, self.counted = sampling.stream, 0
+        self.stream = sampling.stream
+        self.counted = 0
         self.as_they_end = sampling.stream or sampling.as_they_end
         self.reported = 0.0 if self.stream else time.monotonic()
 
@@ -230,7 +235,8 @@ class Call:
 
     def more(self) -> int:
         """Count the tokens made since the last call."""
-        before, self.counted = self.counted, sum(len(sample.tokens) for sample in self.samples)
+        before = self.counted
+        self.counted = sum(len(sample.tokens) for sample in self.samples)
         return self.counted - before
 
     @property

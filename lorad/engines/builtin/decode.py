@@ -34,7 +34,7 @@ Report = tuple[Call, list[Chunk], bool]
 
 
 class _Waiting:
-    """Groups that wait for rows, in two lines: those of parties that go first, and all others.
+    """Groups that wait for rows, in two lines: one for parties that go first, one for all others.
 
     Iterates over all, those that go first before the others.
     """
@@ -93,7 +93,9 @@ class DecodeBatch:
         seen: deque[int] | None = None,
     ) -> None:
         base = models.base
-        self.models, self.max_rows, self.prefixes = models, max_rows, prefixes
+        self.models = models
+        self.max_rows = max_rows
+        self.prefixes = prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
         work = (
             _PREFILL_WORK // (2 * base.config.num_parameters)
@@ -162,8 +164,8 @@ class DecodeBatch:
 
     def _report(self) -> list[Report]:
         now = time.monotonic()
-        told = [(call, chunks) for call in self.calls if (chunks := call.report(now)) is not None]
-        reports = [(call, chunks, call.ended) for call, chunks in told]
+        news = [(call, chunks) for call in self.calls if (chunks := call.report(now)) is not None]
+        reports = [(call, chunks, call.ended) for call, chunks in news]
         for call, _, ended in reports:
             if ended:
                 self.calls.remove(call)
@@ -174,19 +176,20 @@ class DecodeBatch:
         if not aborted:
             return
         for call in aborted:
-            for one in call.open:
-                one.finish = one.finish or "abort"
+            for growing in call.open:
+                growing.finish = growing.finish or "abort"
         self.pending.drop_aborted()
-        self._retain([one.finish is None for one in self.samples])
+        self._retain([growing.finish is None for growing in self.samples])
 
     def _line(self, more: int = 0) -> deque[SampleGroup]:
         """Return the line whose head is next. more: rows that the calls that go first are about to have."""
-        first, others = self.pending.first, self.pending.others
+        first = self.pending.first
+        others = self.pending.others
         if not first or not others:
             return first or others
-        held = more + sum(group.call.goes_first for group in self.groups)
+        rows = more + sum(group.call.goes_first for group in self.groups)
         most = self._fitting(int(self.lengths.max(initial=0)) + _ROOM)
-        return first if held < max(1.0, FIRST_SHARE * most) else others
+        return first if rows < max(1.0, FIRST_SHARE * most) else others
 
     def _fitting(self, span: int, groups: Sequence[SampleGroup] = ()) -> int:
         """Return how many rows of `span` tokens fit beside the prompts that are shared, at least one. groups:
@@ -229,10 +232,10 @@ class DecodeBatch:
         """Prefill the next groups that fit, all of one version, and sample their next tokens."""
         groups = self._next_groups()
         scores, cache, routes = prefill(self.models, groups, groups[0].call.held, self.prefixes)
-        for group, known in zip(groups, routes, strict=False):
-            for one in group.samples if group.call.sampling.routes else ():
-                one.prefilled(known, group.prompt)
-        samples = [one for group in groups for one in group.samples]
+        for group, prompt_routes in zip(groups, routes, strict=False):
+            for growing in group.samples if group.call.sampling.routes else ():
+                growing.prefilled(prompt_routes, group.prompt)
+        samples = [growing for group in groups for growing in group.samples]
         owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
         rows = torch.from_numpy(owners).to(scores.device)
         totals = np.array([len(groups[owner].tokens) for owner in owners])
@@ -243,8 +246,8 @@ class DecodeBatch:
         slots = self._place(groups, cache, owners, start)
         tokens, alive = self._first(samples, scores.index_select(0, rows))
         self.memory.rows.put(start, samples, tokens, totals.tolist())
-        for one in samples:
-            one.number = one.number or self.admitted + 1
+        for growing in samples:
+            growing.number = growing.number or self.admitted + 1
             self.admitted += 1
         self.samples = self.samples + samples
         self.groups = self.groups + [groups[owner] for owner in owners]
@@ -261,7 +264,8 @@ class DecodeBatch:
 
         owners: The number of the group that each row from `start` on belongs to.
         """
-        slots, device = np.full(len(groups), NONE), self.models.base.device
+        slots = np.full(len(groups), NONE)
+        device = self.models.base.device
         for row, group in enumerate(groups):
             if self._is_shared(group):
                 slots[row] = self.prompts.put(group.key, cache, row, group.prompt)
@@ -269,8 +273,8 @@ class DecodeBatch:
         for skip in np.unique(skips):
             mine = np.flatnonzero(skips[owners] == skip)
             is_all = len(mine) == len(owners)
-            some = slice(start, start + len(mine)) if is_all else torch.from_numpy(start + mine)
-            self.cache.fill(some, cache, torch.from_numpy(owners[mine]).to(device), int(skip))
+            rows = slice(start, start + len(mine)) if is_all else torch.from_numpy(start + mine)
+            self.cache.fill(rows, cache, torch.from_numpy(owners[mine]).to(device), int(skip))
         of_rows: np.ndarray = slots[owners]
         return of_rows
 
@@ -278,23 +282,25 @@ class DecodeBatch:
         """Draw the first token after the prefill of each sample; returns the tokens, and which samples
         continue.
         """
-        samplings = [one.sampling for one in samples]
-        counts = torch.tensor([len(one.tokens) for one in samples])
+        samplings = [growing.sampling for growing in samples]
+        counts = torch.tensor([len(growing.tokens) for growing in samples])
         state = (seeds_of(samples), counts, parameters_of(samplings))
         keys, counts, parameters = (part.to(scores.device) for part in state)
         tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
         return tokens, _push(samples, tokens, logprobs)
 
     def _next_groups(self) -> list[SampleGroup]:
-        """Groups of one version whose rows fit, and whose prompts fit into one forward.
+        """Take the next groups of one version whose rows fit, and whose prompts fit into one forward.
 
         The last may be split.
         """
         groups: list[SampleGroup] = []
         line = self._line()
-        held, rows, longest = line[0].call.held, len(self.samples), 0
+        version = line[0].call.held
+        rows = len(self.samples)
+        longest = 0
         span = int(self.lengths.max(initial=0))
-        while line and line[0].call.held is held:
+        while line and line[0].call.held is version:
             group = line[0]
             longest = max(longest, len(group.tokens))
             span = max(span, self._own(group))
@@ -325,8 +331,8 @@ class DecodeBatch:
             follow = rows + self.pending.samples(self.max_rows)
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + _ROOM))))
         if length > self.cache.length:
-            wanted = min(longest, max(length + _ROOM, 4 * length))
-            length = max(length, min(wanted, max(0, most) // slots))
+            ahead = min(longest, max(length + _ROOM, 4 * length))
+            length = max(length, min(ahead, max(0, most) // slots))
         length = max(length, min(self.cache.length, max(0, most) // slots))
         if slots * even(length) <= most:
             length = even(length)
@@ -356,7 +362,7 @@ class DecodeBatch:
         """
         first = np.array([group.call.goes_first for group in self.groups])
         first &= first.sum() <= FIRST_SHARE * keep
-        age = np.lexsort((np.array([one.number for one in self.samples]), ~first))
+        age = np.lexsort((np.array([sample.number for sample in self.samples]), ~first))
         leaving = set(age[keep:].tolist())
         self.preempted += len(leaving)
         for row in reversed(age[keep:].tolist()):
@@ -368,7 +374,7 @@ class DecodeBatch:
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
             self.prompts.assign(self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span)
-            self.steps = Steps.of({id(one.sampling): one.sampling for one in self.samples}.values())
+            self.steps = Steps.of({id(sample.sampling): sample.sampling for sample in self.samples}.values())
             self.versions = len(
                 {group.call.held for group in self.groups if group.call.held.lora is not None}
             )
@@ -376,7 +382,7 @@ class DecodeBatch:
         if self.versions:
             self.seen.append(self.versions)
         shape = StepShape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
-        routed = [row for row, one in enumerate(self.samples) if one.sampling.routes]
+        routed = [row for row, sample in enumerate(self.samples) if sample.sampling.routes]
         kind = route_shape(self.models.base) if routed else None
         recording = None if kind is None else Recording(kind)
         tokens, logprobs = self.stepper.run(self.memory, shape, recording)
@@ -397,7 +403,7 @@ class DecodeBatch:
         order = list(range(count))
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
-        spoilt = any(one.is_spoilt for one in self.samples)
+        spoilt = any(sample.is_spoilt for sample in self.samples)
         if spoilt:
             self.cache.wipe(holes)
         if movers:
@@ -405,7 +411,8 @@ class DecodeBatch:
             self.memory.rows.move(movers, holes)
         if spoilt:
             self.cache.wipe(range(count, len(self.samples)))
-        self.lengths, self.slots = self.lengths[order], self.slots[order]
+        self.lengths = self.lengths[order]
+        self.slots = self.slots[order]
         self.prompts.keep(self.slots.tolist())
         self.samples = [self.samples[row] for row in order]
         self.groups = [self.groups[row] for row in order]
@@ -413,9 +420,9 @@ class DecodeBatch:
 
 
 def _longest(lengths: np.ndarray, samples: Sequence[Sample]) -> int:
-    """Return the tokens that no row will exceed. lengths: that rows have, samples: of these rows."""
+    """Return the tokens that no row will exceed; `lengths` are the present ones of the rows of `samples`."""
     rows = zip(map(int, lengths), samples, strict=True)
-    return max(length + one.sampling.max_new_tokens - len(one.tokens) for length, one in rows)
+    return max(length + sample.sampling.max_new_tokens - len(sample.tokens) for length, sample in rows)
 
 
 def _push(samples: Sequence[Sample], tokens: torch.Tensor, logprobs: torch.Tensor) -> list[bool]:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from lorad.adapters.adapter import Adapter
 from lorad.engines.base import (
     BASE,
     AdapterSource,
@@ -112,33 +111,35 @@ class _Budget:
 
     def __init__(self, most: int) -> None:
         self.most = self.left = most
-        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def hold(self, wanted: int) -> AsyncIterator[None]:
+    async def hold(self, size: int) -> AsyncIterator[None]:
         """Wait until so much is free, and give it back in the end."""
-        wanted = min(wanted, self.most)
+        size = min(size, self.most)
         async with self._turn:
-            while wanted > self.left:
+            while size > self.left:
                 self._freed.clear()
                 await self._freed.wait()
-            self.left -= wanted
+            self.left -= size
         try:
             yield
         finally:
-            self.left += wanted
+            self.left += size
             self._freed.set()
 
 
 class BuiltinEngine(Engine):
     """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
 
-    directory: of the model; its tokenizer finds stop strings. max_rows, cache_bytes: see `DecodeBatch`;
-    without `mix_calls` who goes first has `FIRST_SHARE` of the bytes beside them, so as not to wait for the
-    calls of runs.
-    mix_calls: decode the samples of all calls in one batch, whatever their versions, and keep beginnings of
-    prompts: more tokens per second, but rounding then depends on what else is running. Off (the default on a
-    CPU), equal calls give equal bits.
+    Attributes:
+        directory: The model's directory; its tokenizer finds stop strings.
+        max_rows, cache_bytes: See `DecodeBatch`. Without `mix_calls`, who goes first has `FIRST_SHARE` of the
+            bytes in addition, so as not to wait for the calls of runs.
+        mix_calls: Decode the samples of all calls in one batch, whatever their versions, and keep beginnings
+            of prompts. That gives more tokens per second, but rounding then depends on what else is running.
+            Off (the default on a CPU), equal calls give equal bits.
     """
 
     def __init__(
@@ -152,7 +153,9 @@ class BuiltinEngine(Engine):
         cache_bytes: int = 2 << 30,
         mix_calls: bool | None = None,
     ) -> None:
-        self._base, self._compute, self._directory = base, compute, directory
+        self._base = base
+        self._compute = compute
+        self._directory = directory
         self._versions = Versions(max_versions, HeldLora(BASE, ""))
         self._models = Merger(base)
         self._max_rows = max_rows
@@ -160,7 +163,8 @@ class BuiltinEngine(Engine):
         prefix_bytes = cache_bytes // _PREFIX_SHARE if self._mix_calls else 0
         self._cache_bytes = cache_bytes - prefix_bytes
         self._prefixes = PrefixCache(prefix_bytes) if prefix_bytes else None
-        self._budget, self._first = _Budget(self._cache_bytes), _Budget(int(FIRST_SHARE * self._cache_bytes))
+        self._budget = _Budget(self._cache_bytes)
+        self._first = _Budget(int(FIRST_SHARE * self._cache_bytes))
         self._shared: DecodeBatch | None = None
         self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
         self._calls: list[Call] = []
@@ -185,29 +189,26 @@ class BuiltinEngine(Engine):
     async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
         self._versions.reserve(name)
         try:
-            adapter = await self._received(source)
+            shapes = linear_shapes(self._base.config)
+            if source.adapter is not None and source.adapter.is_known:  # nothing to hash
+                adapter = receive(source, shapes, MAX_RANK)
+            else:
+                adapter = await asyncio.to_thread(receive, source, shapes, MAX_RANK)
             scales = adapter.config.scale, adapter.config.scale_of_experts
             lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, *scales)
         except BaseException:
             self._versions.release(name)
             raise
-        held = HeldLora(name, source.digest, lora)
-        self._versions.put(held)
-        return held.describe()
-
-    async def _received(self, source: AdapterSource) -> Adapter:
-        """`receive`, in a thread if there is something to hash."""
-        shapes = linear_shapes(self._base.config)
-        if source.adapter is not None and source.adapter.is_known:
-            return receive(source, shapes, MAX_RANK)
-        return await asyncio.to_thread(receive, source, shapes, MAX_RANK)
+        loaded = HeldLora(name, source.digest, lora)
+        self._versions.put(loaded)
+        return loaded.describe()
 
     async def unload(self, name: str) -> None:
-        held = await self._versions.remove(name)
-        await self._compute.run(self._models.forget, held.lora)
+        removed = await self._versions.remove(name)
+        await self._compute.run(self._models.forget, removed.lora)
 
     async def loaded(self) -> Sequence[LoadedVersion]:
-        return [held.describe() for held in self._versions.table.values()]
+        return [version.describe() for version in self._versions.table.values()]
 
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
@@ -217,12 +218,14 @@ class BuiltinEngine(Engine):
         if sampling.schema:
             raise SpecError("the builtin engine follows no JSON schema", hint="Use SGLang or vLLM.")
         decoder = await self._decoder_for(sampling)
-        with self._versions.use(version) as held:
-            call = Call(request, held, prompts, sampling, decoder, caller())
+        with self._versions.use(version) as loaded:
+            call = Call(request, loaded, prompts, sampling, decoder, caller())
             self._calls.append(call)
             asked = time.perf_counter()
             try:
-                async with self._own(call).hold(self._needed(call)):
+                # a shared batch has a limit of its own
+                needed = 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
+                async with self._own(call).hold(needed):
                     call.caller.wait(time.perf_counter() - asked)
                     await self._start(call)
                     while (chunks := await call.queue.get()) is not None:
@@ -238,10 +241,6 @@ class BuiltinEngine(Engine):
     def _own(self, call: Call) -> _Budget:
         """Return the memory budget of a call whose batch is its own."""
         return self._first if call.goes_first and not self._mix_calls else self._budget
-
-    def _needed(self, call: Call) -> int:
-        """Return the bytes that a call takes from `_own`; 0 with a shared batch, which has its own limit."""
-        return 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
 
     async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
         """Return the model's tokenizer, read when stop strings first need it."""
@@ -274,7 +273,8 @@ class BuiltinEngine(Engine):
 
         A failed quantum ends the calls in it, nothing else.
         """
-        loop, shared = asyncio.get_running_loop(), SharedDecode(batch)
+        loop = asyncio.get_running_loop()
+        shared = SharedDecode(batch)
         if self._mix_calls:
             WORK.set(shared)
 
@@ -297,44 +297,41 @@ class BuiltinEngine(Engine):
 
     def _tell(self, reports: list[Report]) -> None:
         for call, chunks, ended in reports:
-            self._count(call.more())
+            self._rate.append((time.monotonic(), call.more()))
+            while self._rate and self._rate[0][0] < time.monotonic() - _RATE_SECONDS:
+                self._rate.popleft()
             call.queue.put_nowait(chunks)
             if ended:
                 call.queue.put_nowait(None)
 
-    def _count(self, tokens: int) -> None:
-        self._rate.append((time.monotonic(), tokens))
-        while self._rate and self._rate[0][0] < time.monotonic() - _RATE_SECONDS:
-            self._rate.popleft()
-
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
-        with self._versions.use(version) as held:
+        with self._versions.use(version) as loaded:
             quanta = (
-                partial(_completion_logprobs, self._models, rows, held.lora)
+                partial(_completion_logprobs, self._models, rows, loaded.lora)
                 for rows in _micro_batches(_rows_of(batch))
             )
             return np.concatenate(await self._compute.each(quanta))
 
     async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
         batch.check()
-        with self._versions.use(version) as held:
+        with self._versions.use(version) as loaded:
             quanta = (
-                partial(_routed_logprobs, self._models, rows, held.lora)
+                partial(_routed_logprobs, self._models, rows, loaded.lora)
                 for rows in _micro_batches(_rows_of(batch))
             )
-            found = await self._compute.each(quanta)
-        logprobs = np.concatenate([part for part, _ in found])
-        return [Scored(logprobs, routes_of(batch, [row for _, rows in found for row in rows]))]
+            parts = await self._compute.each(quanta)
+        logprobs = np.concatenate([part for part, _ in parts])
+        return [Scored(logprobs, routes_of(batch, [row for _, rows in parts for row in rows]))]
 
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
     ) -> Ranked:
         config = self._base.config
         check_texts(texts, starts, config.vocab_size, config.max_position_embeddings)
-        with self._versions.use(version) as held:
+        with self._versions.use(version) as loaded:
             quanta = (
-                partial(_ranked, self._models, rows, held.lora, min(most, config.vocab_size))
+                partial(_ranked, self._models, rows, loaded.lora, min(most, config.vocab_size))
                 for rows in _micro_batches(zip(texts, starts, strict=True))
             )
             return Ranked.joined(await self._compute.each(quanta))
@@ -393,7 +390,8 @@ def _micro_batches(all_rows: Iterable[_Row]) -> Iterator[list[_Row]]:
         longest = max(longest, len(tokens))
         if rows and (len(rows) + 1) * longest > _FORWARD_TOKENS:
             yield rows
-            rows, longest = [], len(tokens)
+            rows = []
+            longest = len(tokens)
         rows.append((tokens, prompt))
     if rows:
         yield rows
@@ -403,10 +401,10 @@ def _micro_batches(all_rows: Iterable[_Row]) -> Iterator[list[_Row]]:
 def _completion_logprobs(
     models: Merger, rows: list[_Row], version: FrozenLora | None, recording: Recording | None = None
 ) -> np.ndarray:
-    """float32 [completion tokens], row after row, temperature 1."""
+    """Return the log-probability of each completion token, row after row, at temperature 1, as float32."""
     parts = [
-        logprobs.gather(1, wanted[:, None])[:, 0].cpu()
-        for logprobs, wanted in _predicted(models, rows, version, recording)
+        logprobs.gather(1, targets[:, None])[:, 0].cpu()
+        for logprobs, targets in _predicted(models, rows, version, recording)
     ]
     return torch.cat(parts).numpy()
 
@@ -415,24 +413,24 @@ def _completion_logprobs(
 def _routed_logprobs(
     models: Merger, rows: list[_Row], version: FrozenLora | None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(what `_completion_logprobs` says, the routes of each row; none where the base is no mixture)."""
+    """Return `_completion_logprobs` and the routes of each row; none where the base is no mixture."""
     shape = route_shape(models.base)
     if shape is None:
         return _completion_logprobs(models, rows, version), []
     recording = Recording(shape)
-    found = _completion_logprobs(models, rows, version, recording)
+    logprobs = _completion_logprobs(models, rows, version, recording)
     each = np.split(recording.routes(), len(rows))
-    return found, [routes[: len(tokens)] for routes, (tokens, _) in zip(each, rows, strict=True)]
+    return logprobs, [routes[: len(tokens)] for routes, (tokens, _) in zip(each, rows, strict=True)]
 
 
 @torch.no_grad()
 def _ranked(models: Merger, rows: list[_Row], version: FrozenLora | None, most: int) -> Ranked:
     """The same with the most likely tokens in each place."""
     parts = []
-    for logprobs, wanted in _predicted(models, rows, version):
+    for logprobs, targets in _predicted(models, rows, version):
         top = logprobs.topk(most, dim=1)
-        found = logprobs.gather(1, wanted[:, None])[:, 0], top.indices.to(torch.int32), top.values
-        parts.append(Ranked(*(tensor.cpu().numpy() for tensor in found)))
+        tensors = logprobs.gather(1, targets[:, None])[:, 0], top.indices.to(torch.int32), top.values
+        parts.append(Ranked(*(tensor.cpu().numpy() for tensor in tensors)))
     return Ranked.joined(parts)
 
 
@@ -449,9 +447,9 @@ def _predicted(
         predicts[row, prompt - 1 : len(tokens) - 1] = True
     targets = torch.from_numpy(np.roll(ids, -1, axis=1)[predicts]).to(base.device)
     positions = torch.arange(longest, device=base.device)
-    there = torch.from_numpy(ids).to(base.device)
-    states = hidden(base, there, positions, CausalAttention(), lora, routing=recording)
+    inputs = torch.from_numpy(ids).to(base.device)
+    states = hidden(base, inputs, positions, CausalAttention(), lora, routing=recording)
     states = states[torch.from_numpy(predicts).to(base.device)]
     size = max(1, _LOGITS // base.config.vocab_size)
-    for some, wanted in zip(states.split(size), targets.split(size), strict=True):
-        yield torch.log_softmax(logits(base, some, lora).float(), -1), wanted
+    for part, part_targets in zip(states.split(size), targets.split(size), strict=True):
+        yield torch.log_softmax(logits(base, part, lora).float(), -1), part_targets

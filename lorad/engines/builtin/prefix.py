@@ -20,7 +20,12 @@ BLOCK = 64  # tokens
 
 
 class _Block(NamedTuple):
-    """layers: keys and values. routes: of its tokens, where the base is a mixture."""
+    """The keys and values of one block of tokens.
+
+    Attributes:
+        layers: Keys and values of each layer.
+        routes: The routes of the block's tokens, where the base is a mixture.
+    """
 
     layers: list[torch.Tensor]
     routes: np.ndarray | None
@@ -40,18 +45,21 @@ class PrefixCache:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.bytes = most_bytes, 0
+        self.most_bytes = most_bytes
+        self.bytes = 0
         self.blocks: OrderedDict[bytes, _Block] = OrderedDict()
 
     def find(self, version: str, tokens: np.ndarray) -> list[bytes]:
-        """Keys of the leading blocks that are here, the last token never among them: something must be
-        computed.
+        """Return the keys of the leading blocks that are kept, without the block of the last token:
+        something must be computed.
         """
         keys = _keys(version, tokens[:-1])
-        found = keys[: next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))]
-        for key in reversed(found):  # the beginning outlives the end: without it the end is never found
+        leading = keys[
+            : next((number for number, key in enumerate(keys) if key not in self.blocks), len(keys))
+        ]
+        for key in reversed(leading):  # the beginning outlives the end: without it the end is never found
             self.blocks.move_to_end(key)
-        return found
+        return leading
 
     def read(self, keys: list[bytes], cache: KVCache, slot: int) -> None:
         """Put these blocks at the beginning of a slot."""
@@ -61,7 +69,7 @@ class PrefixCache:
                 layer[:, slot, :, place] = block
 
     def routes(self, keys: list[bytes]) -> list[np.ndarray]:
-        """Return those of the tokens of these blocks."""
+        """Return the routes of the tokens of these blocks."""
         return [routes for key in keys if (routes := self.blocks[key].routes) is not None]
 
     def write(
@@ -96,8 +104,12 @@ def _keys(version: str, tokens: np.ndarray) -> list[bytes]:
 
 
 class _Prefilled(NamedTuple):
-    """logits: [groups, vocab], after each prompt. cache: with one slot per prompt. routes: of the tokens of
-    each; none where the base is no mixture, or nobody wants them.
+    """What the prompts of groups gave.
+
+    Attributes:
+        logits: The logits after each prompt, [groups, vocab].
+        cache: The keys and values, with one slot per prompt.
+        routes: The routes of each prompt's tokens; empty where the base is no mixture or nobody wants them.
     """
 
     logits: torch.Tensor
@@ -106,30 +118,30 @@ class _Prefilled(NamedTuple):
 
 
 def prefill(
-    models: Merger, groups: Sequence[SampleGroup], held: HeldLora, prefixes: PrefixCache | None
+    models: Merger, groups: Sequence[SampleGroup], version: HeldLora, prefixes: PrefixCache | None
 ) -> _Prefilled:
     """Compute the prompts of groups, all under one version."""
-    known = [prefixes.find(held.identity, group.tokens) if prefixes else [] for group in groups]
-    starts = [len(keys) * BLOCK for keys in known]
+    cached = [prefixes.find(version.identity, group.tokens) if prefixes else [] for group in groups]
+    starts = [len(keys) * BLOCK for keys in cached]
     for group, start in zip(groups, starts, strict=True):
         if len(group.tokens) == group.prompt:  # not one that is computed again
             group.call.caller.prompts += group.prompt
             group.call.caller.cached += start
     cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts))
     if prefixes:
-        for slot, keys in enumerate(known):
+        for slot, keys in enumerate(cached):
             prefixes.read(keys, cache, slot)
     is_wanted = prefixes is not None or any(group.call.sampling.routes for group in groups)
     shape = route_shape(models.base) if is_wanted else None
     recording = None if shape is None else Recording(shape)
-    scores, rest = _forward(models, groups, starts, cache, held, recording)
+    scores, rest = _forward(models, groups, starts, cache, version, recording)
     routes = [
         np.concatenate([*(prefixes.routes(keys) if prefixes else []), part])
-        for keys, part in zip(known, rest, strict=False)
+        for keys, part in zip(cached, rest, strict=False)
     ]
     if prefixes:
         for slot, group in enumerate(groups):
-            prefixes.write(held.identity, group.tokens, cache, slot, routes[slot] if routes else None)
+            prefixes.write(version.identity, group.tokens, cache, slot, routes[slot] if routes else None)
     return _Prefilled(scores, cache, routes)
 
 
@@ -138,13 +150,15 @@ def _forward(
     groups: Sequence[SampleGroup],
     starts: Sequence[int],
     cache: KVCache,
-    held: HeldLora,
+    version: HeldLora,
     recording: Recording | None,
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
-    """(logits after the last token of each prompt, whose first tokens (`starts`) the cache holds already;
-    routes of what is computed, if they are recorded).
+    """Compute the prompts behind their first `starts` tokens, which the cache holds already.
+
+    Returns the logits after the last token of each prompt, and the routes of what was computed where they
+    are recorded.
     """
-    base, lora = models.alone(held.lora)
+    base, lora = models.alone(version.lora)
     rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]
     ids = np.zeros((len(rest), max(len(row) for row in rest)), np.int64)
     for row, tokens in enumerate(rest):
@@ -155,8 +169,8 @@ def _forward(
         begins = torch.tensor(starts, device=base.device)
         attention = ExtendAttention(cache, begins, ids.shape[1])
         positions = attention.places
-    there = torch.from_numpy(ids).to(base.device)
-    states = hidden(base, there, positions, attention, lora, routing=recording)
+    inputs = torch.from_numpy(ids).to(base.device)
+    states = hidden(base, inputs, positions, attention, lora, routing=recording)
     last = torch.tensor([len(tokens) - 1 for tokens in rest], device=base.device)
     routes: list[np.ndarray] = []
     if recording is not None:

@@ -144,9 +144,9 @@ class SharedPrompts:
         return seen
 
 
-def _put(there: torch.Tensor, new: np.ndarray[Any, Any]) -> torch.Tensor:
+def _put(tensor: torch.Tensor, new: np.ndarray[Any, Any]) -> torch.Tensor:
     """Write into a tensor, so that captured steps see it; into a larger one if it is too small."""
-    if len(there) < len(new):
-        there = there.new_zeros(len(new))
-    there[: len(new)] = torch.from_numpy(new)
-    return there
+    if len(tensor) < len(new):
+        tensor = tensor.new_zeros(len(new))
+    tensor[: len(new)] = torch.from_numpy(new)
+    return tensor

@@ -44,7 +44,7 @@ def _running_sums(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def uniforms(keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """float64 [n] in [0, 1): the `counts`-th draw of each key (both int64 [n])."""
+    """Return the `counts`-th draw of each key (both int64 [n]) as float64 [n] in [0, 1)."""
     return _shift_right(mix(keys + (counts + 1) * _GAMMA), 11).double() * 2.0**-53
 
 
@@ -57,21 +57,21 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, samplings: Iterable[Sampling]) -> "Steps":
-        some = list(samplings)
+        every = list(samplings)
         return cls(
-            scaled=any(s.temperature not in (0.0, 1.0) for s in some),
-            truncated=any((s.top_p < 1 or s.top_k > 0) and s.temperature > 0 for s in some),
-            greedy=any(s.temperature == 0 for s in some),
+            scaled=any(s.temperature not in (0.0, 1.0) for s in every),
+            truncated=any((s.top_p < 1 or s.top_k > 0) and s.temperature > 0 for s in every),
+            greedy=any(s.temperature == 0 for s in every),
         )
 
 
 def keys_of(seeds: np.ndarray) -> torch.Tensor:
-    """int64 [n] from uint64 seeds [n]: what `uniforms` draws from."""
+    """Return the keys that `uniforms` draws from, int64 [n], for uint64 seeds [n]."""
     return mix(torch.from_numpy(seeds.astype(np.uint64).view(np.int64)))
 
 
 def parameters_of(samplings: Sequence[Sampling]) -> torch.Tensor:
-    """float32 [n, 3]: temperature, top_p, top_k of each row."""
+    """Return temperature, top_p and top_k of each row as float32 [n, 3]."""
     rows = [(s.temperature, s.top_p, float(s.top_k)) for s in samplings]
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 3)
 
@@ -79,11 +79,10 @@ def parameters_of(samplings: Sequence[Sampling]) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, keys: torch.Tensor, counts: torch.Tensor, parameters: torch.Tensor, steps: Steps
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens int64 [n], logprobs float32 [n]) from logits [n, vocab]: the `counts`-th token (int64 [n]) of
-    each row.
+    """Sample the `counts`-th token (int64 [n]) of each row from logits [n, vocab].
 
-    Logprobs are of the temperature-scaled distribution before truncation; of the unscaled one for greedy
-    rows.
+    Returns the tokens, int64 [n], and their log-probabilities, float32 [n], under the temperature-scaled
+    distribution before truncation, or under the unscaled one for greedy rows.
     """
     temperature, top_p, top_k = parameters.unbind(1)
     scores = logits.float()

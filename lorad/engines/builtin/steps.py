@@ -85,12 +85,12 @@ class Rows:
         self, start: int, samples: Sequence[Sample], tokens: torch.Tensor, lengths: Sequence[int]
     ) -> None:
         """Fill rows from `start` on with samples whose last token is in `tokens`, not yet in the cache."""
-        device, some = self.tokens.device, slice(start, start + len(samples))
-        self.tokens[some] = tokens
-        self.lengths[some] = torch.tensor(lengths, device=device)
-        self.keys[some] = seeds_of(samples).to(device)
-        self.counts[some] = torch.tensor([len(sample.tokens) for sample in samples], device=device)
-        self.parameters[some] = parameters_of([sample.sampling for sample in samples]).to(device)
+        device, filled = self.tokens.device, slice(start, start + len(samples))
+        self.tokens[filled] = tokens
+        self.lengths[filled] = torch.tensor(lengths, device=device)
+        self.keys[filled] = seeds_of(samples).to(device)
+        self.counts[filled] = torch.tensor([len(sample.tokens) for sample in samples], device=device)
+        self.parameters[filled] = parameters_of([sample.sampling for sample in samples]).to(device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy rows `sources` over rows `targets`."""
@@ -121,19 +121,21 @@ def _step(
 ) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     rows, cache, prompts = memory
-    some, most = slice(None, shape.rows), base.config.max_position_embeddings
-    positions = rows.lengths[some].clamp(max=most - 1)  # rows that are padding run on and on
+    active, most = slice(None, shape.rows), base.config.max_position_embeddings
+    positions = rows.lengths[active].clamp(max=most - 1)  # rows that are padding run on and on
     places, seen = positions, None
     if shape.prompts is not None:
-        places, seen = positions - prompts.begins[some], prompts.attention(positions, shape.prompts)
+        places, seen = positions - prompts.begins[active], prompts.attention(positions, shape.prompts)
     attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
-    ids = rows.tokens[some, None]
+    ids = rows.tokens[active, None]
     states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
     scores = logits(base, states[:, 0], lora)
-    tokens, logprobs = sample(scores, rows.keys[some], rows.counts[some], rows.parameters[some], shape.steps)
-    rows.tokens[some] = tokens
-    rows.lengths[some] += 1
-    rows.counts[some] += 1
+    tokens, logprobs = sample(
+        scores, rows.keys[active], rows.counts[active], rows.parameters[active], shape.steps
+    )
+    rows.tokens[active] = tokens
+    rows.lengths[active] += 1
+    rows.counts[active] += 1
     return tokens, logprobs
 
 
@@ -198,12 +200,14 @@ class EagerSteps:
         return _rounded(tokens) if self.rounds else tokens
 
     def bind(self, loras: _Loras) -> None:
-        some, owner = _distinct(loras)
-        if len(some) < 2:
-            self.base, self.lora = self.models.alone(some[0] if some else None)
+        distinct, owner = _distinct(loras)
+        if len(distinct) < 2:
+            self.base, self.lora = self.models.alone(distinct[0] if distinct else None)
             return
-        if not (isinstance(self.lora, MixedLora) and self.lora.numbers == [number_of(lora) for lora in some]):
-            self.base, self.lora = self.models.base, MixedLora(self.models.base, some)
+        if not (
+            isinstance(self.lora, MixedLora) and self.lora.numbers == [number_of(lora) for lora in distinct]
+        ):
+            self.base, self.lora = self.models.base, MixedLora(self.models.base, distinct)
         self.lora.assign(owner)
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
@@ -240,18 +244,18 @@ class GraphedSteps:
         return _rounded(tokens)
 
     def bind(self, loras: _Loras) -> None:
-        some, owner = _distinct(loras)
-        if not any(some):
+        distinct, owner = _distinct(loras)
+        if not any(distinct):
             self.bank = None
             return
-        count = len(some)
+        count = len(distinct)
         per = self.padded(int(np.bincount(owner).max())) if count > 1 else 0
-        key = self.bank = count, per, signature(self.models.base, some)
+        key = self.bank = count, per, signature(self.models.base, distinct)
         if key not in self.banks:
-            self.banks[key] = MixedLora(self.models.base, some, per, self.padded(count * per))
+            self.banks[key] = MixedLora(self.models.base, distinct, per, self.padded(count * per))
             self._forget_banks()
         self.banks.move_to_end(key)
-        self.banks[key].fill(some)
+        self.banks[key].fill(distinct)
         self.banks[key].assign(owner)
 
     def _forget_banks(self) -> None:

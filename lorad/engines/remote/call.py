@@ -38,10 +38,12 @@ _calls = itertools.count()
 class Call:
     """One `generate` call, spread over the servers.
 
-    version, server_name: as the caller and as the servers name it; server_name None is the base.
-    shape: of the routes, where the sampling asks for them.
-    again_elsewhere: called with a server whose scores were not finite; returns whether another version may be
-    the cause.
+    Args:
+        version: The version's name for the caller.
+        server_name: The version's name for the servers; None is the base.
+        shape: The shape of the routes, where the sampling asks for them.
+        again_elsewhere: Takes a server whose scores were not finite, and returns whether another version may
+            be the cause.
     """
 
     def __init__(
@@ -54,9 +56,13 @@ class Call:
         again_elsewhere: Callable[[Server], bool],
         shape: RouteShape | None = None,
     ) -> None:
-        self.request, self.version, self.server_name = request, version, server_name
-        self._again_elsewhere, self._shape = again_elsewhere, shape
-        self.prompts, self.sampling = prompts, sampling
+        self.request = request
+        self.version = version
+        self.server_name = server_name
+        self._again_elsewhere = again_elsewhere
+        self._shape = shape
+        self.prompts = prompts
+        self.sampling = sampling
         self.aborted = False
         self._queue: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,8 +177,8 @@ class Call:
         ) from error
 
     async def _excused(self, error: LoradError, server: Server | None) -> LoradError:
-        """`error` when it is of the server, so that the sample may begin again elsewhere; raises it when it
-        is not.
+        """Return an error that is the server's, so that the sample may begin again elsewhere; raise any
+        other.
         """
         if server is None or (isinstance(error, NotFinite) and not self._again_elsewhere(server)):
             raise error
@@ -206,6 +212,11 @@ class Call:
             del self._under_way[request]
 
     def _chunk(self, prompt: Prompt, index: int, piece: Piece) -> Chunk:
+        routes = None
+        if piece.routes is not None and self._shape is not None:
+            routes = shaped(piece.routes, self._shape)
+            if index:  # the prompt's routes come with its first sample alone
+                routes = routes[prompt.tokens.size :]
         return Chunk(
             prompt=prompt.id,
             index=index,
@@ -213,19 +224,12 @@ class Call:
             tokens=np.array(piece.tokens, np.int32),
             logprobs=np.array(piece.logprobs, np.float32),
             finish=piece.finish,
-            routes=self._routes(prompt, index, piece),
+            routes=routes,
         )
-
-    def _routes(self, prompt: Prompt, index: int, piece: Piece) -> np.ndarray | None:
-        """Those of the prompt come with its first sample alone."""
-        if piece.routes is None or self._shape is None:
-            return None
-        found = shaped(piece.routes, self._shape)
-        return found[prompt.tokens.size if index else 0 :]
 
 
 def shaped(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
-    """Return the routes of all tokens, of which a server said those of all but the last one.
+    """Return the routes of all tokens; a server says them for all tokens but the last one.
 
     Raises LoradError where they are not the base's.
     """
@@ -243,8 +247,9 @@ async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
 
 
 async def scored(server: Server, name: str | None, batch: Batch, shape: RouteShape | None = None) -> Scored:
-    """Score a batch on one server, whatever its state. name: None is the base. shape: of the routes, if they
-    are wanted.
+    """Score a batch on one server, whatever its state.
+
+    `name` is None for the base; `shape` is the shape of the routes where the caller asks for them.
 
     Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is
     left running.
@@ -252,18 +257,20 @@ async def scored(server: Server, name: str | None, batch: Batch, shape: RouteSha
     batch.check()
     pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
 
-    async def one(request: str, pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    async def score_pair(
+        request: str, pair: tuple[np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         prompt, completion = (part.tolist() for part in pair)
         if shape is None:
             return await server.dialect.score(server.http, request, name, prompt, completion), None
         said, routes = await server.dialect.routed_score(server.http, request, name, prompt, completion)
         return said, shaped(routes, shape)
 
-    said = await _of_each(server, name, one, pairs)
-    found = np.concatenate([part for part, _ in said]).astype(np.float32)
-    if not np.isfinite(found).all():
+    said = await _of_each(server, name, score_pair, pairs)
+    logprobs = np.concatenate([part for part, _ in said]).astype(np.float32)
+    if not np.isfinite(logprobs).all():
         raise NotFinite(f"{server} scored without a finite log-probability for every token")
-    return Scored(found, routes_of(batch, [routes for _, routes in said if routes is not None]))
+    return Scored(logprobs, routes_of(batch, [routes for _, routes in said if routes is not None]))
 
 
 async def ranked(
@@ -271,24 +278,25 @@ async def ranked(
 ) -> Ranked:
     """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `score`."""
 
-    def one(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
+    def rank_text(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
         return server.dialect.ranked(server.http, request, name, text[0].tolist(), text[1], most)
 
-    return Ranked.joined(await _of_each(server, name, one, list(zip(texts, starts, strict=True))))
+    return Ranked.joined(await _of_each(server, name, rank_text, list(zip(texts, starts, strict=True))))
 
 
 async def _of_each(
     server: Server, name: str | None, ask: Callable[[str, T], Awaitable[R]], things: Sequence[T]
 ) -> list[R]:
     """Ask a server about each thing, some at once. ask: takes a name for the request, and a thing."""
-    limit, call = asyncio.Semaphore(_SCORING), next(_calls)
+    limit = asyncio.Semaphore(_SCORING)
+    call = next(_calls)
 
-    async def one(number: int, thing: T) -> R:
+    async def ask_one(number: int, thing: T) -> R:
         async with limit:
             with server.working():
                 return await server.within(ask(f"score/{call}/{number}.", thing), _SCORE_SECONDS)
 
-    tasks = [asyncio.create_task(one(number, thing)) for number, thing in enumerate(things)]
+    tasks = [asyncio.create_task(ask_one(number, thing)) for number, thing in enumerate(things)]
     try:
         return await asyncio.gather(*tasks)
     except ServerRefused as refused:

@@ -18,7 +18,11 @@ def copy_of(host: Host, directory: Path) -> Path:
 
 
 class Copies:
-    """hosts: gives the nodes that have servers now; none where all servers are on this machine."""
+    """The copies of versions on the nodes.
+
+    Args:
+        hosts: Gives the nodes that have servers now; empty where all servers are on this machine.
+    """
 
     def __init__(self, hosts: Callable[[], Sequence[Host]]) -> None:
         self._hosts = hosts
@@ -43,9 +47,9 @@ class Copies:
             await host.put(_name(directory), directory)
         except LoradError as error:
             raise _of(host, error) from error
-        if (found := await host.digest(_weights(directory))) != digest:
+        if (actual := await host.digest(_weights(directory))) != digest:
             raise IntegrityError(
-                f"{host.name} has other weights of {directory.name} (sha256 {found[:12]}…) than were given "
+                f"{host.name} has other weights of {directory.name} (sha256 {actual[:12]}…) than were given "
                 f"out ({digest[:12]}…)",
                 hint="Resume the run.",
             )

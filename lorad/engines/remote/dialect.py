@@ -18,17 +18,23 @@ from lorad.servers.kind import ServerKind
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
 
-    model: a Hugging Face directory. device: `cpu` or `cuda:<n>`; devices: how many there are for all servers,
-    from that one on. visible: the names of those of this server, on another machine.
-    context_length: tokens of prompt and completion.
-    max_rank, targets (leaf names of linears, as `q_proj`, and `experts` where experts are adapted): of
-    adapters that will ever be loaded. slots:
-    distinct versions in one batch, the base not counted. max_versions: loaded at once. memory_fraction: of
-    the device's memory, weights and cache together. scaled_logprobs: log-probabilities are wanted under the
-    temperature-scaled distribution (needed when a temperature is neither 0 nor 1). sleep: start so that
-    `sleep` frees memory. engine_args: the user's own flags, by their name without dashes in front; `true` is
-    a flag without a value, `false` or null removes one of lorad's. routes: of the base, where the server
-    is to say those of tokens.
+    Attributes:
+        model: A Hugging Face directory.
+        device: `cpu` or `cuda:<n>`.
+        devices: How many devices all servers have, from `device` on.
+        visible: The names of this server's devices, on another machine.
+        context_length: Tokens of prompt and completion.
+        max_rank: The highest rank of an adapter that will ever be loaded.
+        targets: What adapters will ever adapt: leaf names of linears, such as `q_proj`, and `experts`.
+        slots: Distinct versions in one batch, the base not counted.
+        max_versions: Versions loaded at once.
+        memory_fraction: The share of the device's memory for weights and cache together.
+        scaled_logprobs: Whether log-probabilities are under the temperature-scaled distribution (needed when
+            a temperature is neither 0 nor 1).
+        sleep: Start so that `sleep` frees memory.
+        engine_args: The user's own flags, by their name without leading dashes. `true` is a flag without a
+            value, `false` or null removes a flag of lorad's.
+        routes: The shape of the base's routes, where the server is to say the routes of tokens.
     """
 
     model: Path
@@ -66,14 +72,14 @@ def visible_devices(settings: ServerSettings) -> str:
         return ",".join(settings.visible)
     first = int(settings.device.partition(":")[2] or 0)
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    wanted = range(first, first + settings.tp)
-    return ",".join(seen[index] if index < len(seen) else str(index) for index in wanted)
+    indices = range(first, first + settings.tp)
+    return ",".join(seen[index] if index < len(seen) else str(index) for index in indices)
 
 
 class Abilities(Struct, frozen=True):
     """What a running server can do, found out by asking it.
 
-    version: of the software.
+    version: The version of the software.
     max_tokens: its context length.
     lora: whether adapters can be loaded while it runs.
     sleep: whether it answers to sleep and wake.
@@ -157,7 +163,7 @@ class Dialect(ABC):
 
     @abstractmethod
     async def loaded(self, http: Http) -> dict[str, str]:
-        """name -> path of every adapter that the server says it holds, the base not among them."""
+        """Return the path of every adapter that the server says it holds, by name and without the base."""
 
     @abstractmethod
     def sample(
@@ -184,15 +190,16 @@ class Dialect(ABC):
     async def score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
     ) -> np.ndarray:
-        """float32 [len(completion)]: log-probability of each of its tokens, temperature 1; NaN where it says
-        none.
+        """Return the log-probability of each token of the completion at temperature 1, as float32; NaN where
+        the server says none.
         """
 
     async def routed_score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(what `score` returns, the experts of all tokens but the last one as one flat array). Only of
-        servers that were started to say routes.
+        """Return what `score` returns, and the experts of all tokens but the last one as one flat array.
+
+        Only a server that was started to say routes can do this.
         """
         raise NotImplementedError(f"{self.kind.name} says no routes")
 
@@ -200,8 +207,8 @@ class Dialect(ABC):
     async def ranked(
         self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
     ) -> Ranked:
-        """Log-probabilities of the tokens of a text from `start` on, and of the `most` most likely in their
-        places.
+        """Return log-probabilities of the tokens of a text from `start` on, and of the `most` most likely in
+        their places.
         """
 
     @abstractmethod

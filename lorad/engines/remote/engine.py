@@ -59,8 +59,11 @@ class _Meter:
 
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
         if time.monotonic() - self._told_at > _FRESH_SECONDS:
-            told = await asyncio.gather(*(_ask(server) for server in fleet.serving))
-            self._told, self._told_at = [metrics for metrics in told if metrics is not None], time.monotonic()
+            answers = await asyncio.gather(*(_ask(server) for server in fleet.serving))
+            self._told, self._told_at = (
+                [metrics for metrics in answers if metrics is not None],
+                time.monotonic(),
+            )
             self._note_prompts()
         since = time.monotonic() - _RATE_SECONDS
         return base.EngineHealth(
@@ -77,9 +80,12 @@ class _Meter:
         )
 
     def _note_prompts(self) -> None:
-        told = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
-        if told:
-            total, cached = sum(m.prompt_tokens or 0 for m in told), sum(m.cached_tokens or 0 for m in told)
+        counted = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
+        if counted:
+            total, cached = (
+                sum(m.prompt_tokens or 0 for m in counted),
+                sum(m.cached_tokens or 0 for m in counted),
+            )
             if self._prompts and total < self._prompts[-1][1]:
                 self._prompts.clear()  # a server began again
             self._prompts.append((time.monotonic(), total, cached))
@@ -203,7 +209,7 @@ class RemoteEngine(base.Engine):
         """
         if not self._fleet.asleep:
             await self._some()
-        return [held.describe() for held in await self._holdings.there()]
+        return [version.describe() for version in await self._holdings.there()]
 
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
@@ -216,9 +222,9 @@ class RemoteEngine(base.Engine):
                 f"this {self.dialect.kind.name} follows no JSON schema", hint="Give it a grammar backend."
             )
         await self._fleet.opened()
-        with self._versions.use(version) as held:
-            suspect = partial(self._again_elsewhere, held.digest)
-            of = request, version, held.server_name, prompts, sampling, suspect, self._settings.routes
+        with self._versions.use(version) as loaded:
+            suspect = partial(self._again_elsewhere, loaded.digest)
+            of = request, version, loaded.server_name, prompts, sampling, suspect, self._settings.routes
             call = self._calls[request] = Call(*of)
             try:
                 async with contextlib.aclosing(call.chunks(self._fleet.pick, self._meter.count)) as chunks:
@@ -241,11 +247,11 @@ class RemoteEngine(base.Engine):
     ) -> Ranked:
         base.check_texts(texts, starts, self._vocab_size, self._fleet.max_tokens)
         await self._fleet.opened()
-        with self._versions.use(version) as held:
+        with self._versions.use(version) as loaded:
             for _ in range(TRIES):
                 server = (await self._some())[0]
                 try:
-                    return await ranked(server, held.server_name, texts, starts, most)
+                    return await ranked(server, loaded.server_name, texts, starts, most)
                 except ServerGone as error:
                     gone = error
                     await server.suspected()
@@ -258,16 +264,16 @@ class RemoteEngine(base.Engine):
         left.
         """
         await self._fleet.opened()
-        with self._versions.use(version) as held:
+        with self._versions.use(version) as loaded:
             for _ in range(TRIES):
                 serving = await self._some()
                 try:
                     asked = serving if everywhere else serving[:1]
-                    return await scores(asked, held.server_name, batch, shape)
+                    return await scores(asked, loaded.server_name, batch, shape)
                 except ServerGone as error:
                     gone: LoradError = error
                 except NotFinite as error:
-                    if not self._may_be_a_neighbours(held.digest, serving):
+                    if not self._may_be_a_neighbours(loaded.digest, serving):
                         return [base.Scored(np.full(batch.targets.size, np.nan, np.float32))]
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
@@ -373,7 +379,7 @@ class RemoteEngine(base.Engine):
             return
 
         async def scorer(version: str, batch: Batch) -> np.ndarray:
-            with self._versions.use(version) as held:
-                return await score(server, held.server_name, batch)
+            with self._versions.use(version) as loaded:
+                return await score(server, loaded.server_name, batch)
 
         await self._check(scorer)

@@ -52,7 +52,7 @@ class _Restore(Protocol):
 
 
 class Fleet:
-    """setup, hosts: see `RemoteEngine.open`."""
+    """The servers of one engine, see `RemoteEngine.open` for `setup` and `hosts`."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Fleet:
         places: Directories,
         hosts: Sequence[Host] = (),
     ) -> None:
-        self.dialect, self.settings = dialect, settings
+        self.dialect = dialect
+        self.settings = settings
         self.is_attached = bool(setup.urls)
         self.patience = 0.0  # seconds for another node to take the place of the last one
         self._lost_at: dict[int, float] = {}  # by server, whose node was lost
@@ -74,17 +75,14 @@ class Fleet:
         self._open = asyncio.Event()  # to new calls
         self._awake = asyncio.Event()  # servers may be started
         self._keepers: set[asyncio.Task[None]] = set()
-        self.servers = self._attached(setup) if setup.urls else self._own(setup)
-
-    def _attached(self, setup: ServerSetup) -> list[Server]:
-        return [self._server(index, address, None) for index, address in enumerate(addresses(setup))]
-
-    def _own(self, setup: ServerSetup) -> list[Server]:
-        starts = self._starts
-        return [
-            self._server(index, Address(socket=starts.socket(index)), partial(starts.child, index))
-            for index in range(setup.servers)
-        ]
+        if setup.urls:
+            self.servers = [self._server(index, at, None) for index, at in enumerate(addresses(setup))]
+        else:
+            starts = self._starts
+            self.servers = [
+                self._server(index, Address(socket=starts.socket(index)), partial(starts.child, index))
+                for index in range(setup.servers)
+            ]
 
     def _server(
         self, index: int, address: Address, launch: Callable[[Host | None], Process] | None
@@ -147,8 +145,8 @@ class Fleet:
 
     @property
     def max_tokens(self) -> int:
-        told = [server.abilities.max_tokens for server in self.servers if server.abilities]
-        return min([self.settings.context_length, *told])
+        lengths = [server.abilities.max_tokens for server in self.servers if server.abilities]
+        return min([self.settings.context_length, *lengths])
 
     @property
     def can_format(self) -> bool:

@@ -26,8 +26,11 @@ Shapes = Mapping[str, tuple[int, int]]
 
 @dataclass(eq=False)
 class _HeldRemote(Held):
-    """server_name: what servers call it, None for the base; directory: what they read it from, those of this
-    machine; those of nodes read copies.
+    """A version that the servers hold.
+
+    Attributes:
+        server_name: The servers' name for the version; None for the base.
+        directory: Where the servers of this machine read it from; servers on nodes read copies.
     """
 
     server_name: str | None = None
@@ -44,7 +47,10 @@ class Holdings:
     def __init__(
         self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: ServerTransport
     ) -> None:
-        self._fleet, self._settings, self._shapes, self._transport = fleet, settings, shapes, transport
+        self._fleet = fleet
+        self._settings = settings
+        self._shapes = shapes
+        self._transport = transport
         self._setup = BackendSetup(engine=fleet.dialect.kind.name, model=read_facts(settings.model))
         self._copies = Copies(lambda: fleet.hosts)
         self.versions = Versions(settings.max_versions, _HeldRemote(BASE, ""))
@@ -59,42 +65,44 @@ class Holdings:
         self.versions.reserve(name)
         try:
             form = await asyncio.to_thread(self._received, source)
-            held = _HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
+            version = _HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
             try:
-                held.directory = await asyncio.to_thread(self._transport.put, str(held.server_name), form)
+                version.directory = await asyncio.to_thread(
+                    self._transport.put, str(version.server_name), form
+                )
                 async with self.changing:
-                    await self._copies.put(held.directory)
-                    await self._load(held, form)
+                    await self._copies.put(version.directory)
+                    await self._load(version, form)
             except BaseException:
-                await asyncio.shield(asyncio.create_task(self._discard(held)))
+                await asyncio.shield(asyncio.create_task(self._discard(version)))
                 raise
         except BaseException:
             self.versions.release(name)
             raise
-        return held
+        return version
 
     async def remove(self, name: str) -> None:
         """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled.
         Raises NotFound.
         """
-        held = await self.versions.remove(name)
-        await asyncio.shield(asyncio.create_task(self._removed(held)))
+        version = await self.versions.remove(name)
+        await asyncio.shield(asyncio.create_task(self._removed(version)))
 
     async def fill(self, server: Server, then: Callable[[], None] = lambda: None) -> None:
         """Have a server hold what there is and nothing else; `then` comes before that can change again."""
         async with self.changing:
-            wanted = {str(held.server_name): held for held in self.versions.table.values()}
-            for name in set(server.names) - set(wanted):
+            versions = {str(version.server_name): version for version in self.versions.table.values()}
+            for name in set(server.names) - set(versions):
                 await server.unload(name)
-            there = await server.holds() if self._fleet.is_attached else {}
-            for name, held in wanted.items():
-                assert held.directory is not None
-                if there.get(name) == str(held.directory):
-                    server.names[name] = held.directory
+            reported = await server.holds() if self._fleet.is_attached else {}
+            for name, version in versions.items():
+                assert version.directory is not None
+                if reported.get(name) == str(version.directory):
+                    server.names[name] = version.directory
                 elif name not in server.names:
                     if server.host is not None:
-                        await self._copies.fill(server.host, held.directory, held.delivered)
-                    await server.load(name, held.directory)
+                        await self._copies.fill(server.host, version.directory, version.delivered)
+                    await server.load(name, version.directory)
             then()
 
     async def there(self) -> list[_HeldRemote]:
@@ -102,18 +110,18 @@ class Holdings:
 
         Raises EngineGone when none answered.
         """
-        known = list(self.versions.table.values())
+        versions = list(self.versions.table.values())
         if self._fleet.asleep:
-            return known
+            return versions
         said = await self._fleet.holds()
         if not said:
             raise EngineGone("the last server that served died", hint="It restarts automatically; ask again.")
         return [
-            held
-            for held in known
-            if held.directory is not None
+            version
+            for version in versions
+            if version.directory is not None
             and all(
-                of_one.get(str(held.server_name)) == str(server.reads(held.directory))
+                of_one.get(str(version.server_name)) == str(server.reads(version.directory))
                 for server, of_one in said
             )
         ]
@@ -121,9 +129,10 @@ class Holdings:
     async def clear_up(self) -> None:
         """Unload what was let go while the servers slept."""
         async with self.changing:
-            left, self._left = self._left, []
-            for held in left:
-                await self._discard(held)
+            left = self._left
+            self._left = []
+            for version in left:
+                await self._discard(version)
 
     def close(self) -> None:
         self._transport.close()
@@ -148,42 +157,41 @@ class Holdings:
         return form
 
     def _fresh(self, name: str) -> str:
-        """A name that no server has ever seen: one whose load failed may be there all the same, or come to
-        be.
-        """
-        fresh, again = f"{name}{self._mark}", 1
+        """Return a name that no server has seen: a load that failed may still appear under its own name."""
+        fresh = f"{name}{self._mark}"
+        again = 1
         while fresh in self._names:
             again += 1
             fresh = f"{name}{self._mark}~{again}"
         self._names.add(fresh)
         return fresh
 
-    async def _load(self, held: _HeldRemote, form: Adapter) -> None:
+    async def _load(self, version: _HeldRemote, form: Adapter) -> None:
         """The servers received the version when the files that they read are its form, byte for byte."""
-        assert held.server_name and held.directory
-        await self._fleet.load(held.server_name, held.directory)
-        wanted = await asyncio.to_thread(form.digest)
+        assert version.server_name and version.directory
+        await self._fleet.load(version.server_name, version.directory)
+        expected = await asyncio.to_thread(form.digest)
         read = [
-            await asyncio.to_thread(self._transport.digest, held.directory),
-            *await self._copies.digests(held.directory),
+            await asyncio.to_thread(self._transport.digest, version.directory),
+            *await self._copies.digests(version.directory),
         ]
-        held.delivered = next((digest for digest in read if digest != wanted), wanted)
-        if held.delivered != wanted:
-            held.digest = held.delivered
-        self.versions.put(held)
+        version.delivered = next((digest for digest in read if digest != expected), expected)
+        if version.delivered != expected:
+            version.digest = version.delivered
+        self.versions.put(version)
 
-    async def _removed(self, held: _HeldRemote) -> None:
+    async def _removed(self, version: _HeldRemote) -> None:
         async with self.changing:
             if self._fleet.asleep:
-                self._left.append(held)
+                self._left.append(version)
             else:
-                await self._discard(held)
+                await self._discard(version)
 
-    async def _discard(self, held: _HeldRemote) -> None:
+    async def _discard(self, version: _HeldRemote) -> None:
         """Unload a version everywhere, then remove its directory: a server that still reads it must not miss
         it.
         """
-        if held.directory is not None:
-            await self._fleet.unload(str(held.server_name))
-            await self._copies.remove(held.directory)
-            await asyncio.to_thread(self._transport.remove, held.directory)
+        if version.directory is not None:
+            await self._fleet.unload(str(version.server_name))
+            await self._copies.remove(version.directory)
+            await asyncio.to_thread(self._transport.remove, version.directory)

@@ -39,8 +39,12 @@ _State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 
 
 class Server:
-    """launch: makes the process of its next life; None for a server that the user runs. changed: called when
-    `state` has changed. host: the node that it is on; None for this machine.
+    """One server of a fleet.
+
+    Args:
+        launch: Makes the process of its next life; None for a server that the user runs.
+        changed: Called when `state` has changed.
+        host: The node that the server is on; None for this machine.
     """
 
     def __init__(
@@ -53,7 +57,10 @@ class Server:
         changed: Callable[[], None],
         host: Host | None = None,
     ) -> None:
-        self.index, self.dialect, self.settings, self.host = index, dialect, settings, host
+        self.index = index
+        self.dialect = dialect
+        self.settings = settings
+        self.host = host
         self.process: Process | None = None
         self._launch = launch
         self.http = Http(address)
@@ -74,7 +81,8 @@ class Server:
         return f"{self.dialect.kind.name} server {self.index} ({place})"
 
     def become(self, state: _State, error: LoradError | None = None) -> None:
-        self.state, self.error = state, error
+        self.state = state
+        self.error = error
         self._changed()
 
     async def start(self) -> None:
@@ -82,11 +90,13 @@ class Server:
 
         Raises PoolLost with the end of its log when it ends or does not come up in time.
         """
-        self.names, self.heard, self.life = {}, time.monotonic(), self.life + 1
+        self.names = {}
+        self.heard = time.monotonic()
+        self.life += 1
         await self.http.reset()
         self._lost.clear()
         self.become("starting")
-        started = told = time.monotonic()
+        started = logged = time.monotonic()
         if self._launch is not None:
             self.process = self._launch(self.host)
             await self.process.start()
@@ -95,9 +105,9 @@ class Server:
                 raise self.broken(f"it {await self.process.ended()} while it started")
             if time.monotonic() - started > _START_SECONDS:
                 raise self.broken(f"it was not ready after {_START_SECONDS:.0f} s")
-            if time.monotonic() - told > _TELL_SECONDS:
-                told = time.monotonic()
-                log.info("%s: starting for %.0f s", self, told - started)
+            if time.monotonic() - logged > _TELL_SECONDS:
+                logged = time.monotonic()
+                log.info("%s: starting for %.0f s", self, logged - started)
             await asyncio.sleep(_POLL_SECONDS)
         self.abilities = await self.dialect.abilities(self.http)
         log.info("%s: ready after %.1f s", self, time.monotonic() - started)
@@ -120,7 +130,7 @@ class Server:
         return directory if self.host is None else copy_of(self.host, directory)
 
     async def load(self, name: str, directory: Path) -> None:
-        """One after the other. directory: of this machine.
+        """Load an adapter from a directory of this machine, one load after the other.
 
         Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be.
         """
@@ -149,7 +159,7 @@ class Server:
             await asyncio.sleep(1.0)
 
     async def holds(self) -> dict[str, str]:
-        """name -> path of what it says it holds."""
+        """Return the path of every adapter that the server says it holds, by name."""
         return await self.within(self.dialect.loaded(self.http), ANSWER_SECONDS)
 
     async def judged(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
@@ -243,7 +253,7 @@ class Server:
             await self.process.stop()
 
     async def within(self, answer: Awaitable[T], seconds: float | None = None) -> T:
-        """`answer`, or ServerSilent."""
+        """Return the server's answer, or raise ServerSilent when it does not come in time."""
         seconds = seconds or LOAD_SECONDS
         try:
             async with asyncio.timeout(seconds):

@@ -74,7 +74,7 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
 
 
 def on_node(settings: ServerSettings, index: int, node: str, devices: Sequence[str]) -> ServerSettings:
-    """As `of_server`, on a node that gave `devices`. index: among the servers there.
+    """Return the settings of a server on a node that gave `devices`; `index` counts the node's servers.
 
     Raises SpecError when they are fewer than a server needs.
     """

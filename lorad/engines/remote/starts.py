@@ -18,14 +18,14 @@ _PACKAGE = Path(lorad.__file__).parent
 
 
 class Directories(NamedTuple):
-    """work, logs: see `RemoteEngine.open`."""
+    """The directories `work` and `logs` that `RemoteEngine.open` describes."""
 
     work: Path
     logs: Path
 
 
 class Starts:
-    """setup, hosts: see `RemoteEngine.open`. All methods are about the server of an index."""
+    """Starts servers. All methods are about the server of an index; `RemoteEngine.open` describes `hosts`."""
 
     def __init__(
         self,
@@ -35,7 +35,9 @@ class Starts:
         places: Directories,
         hosts: Sequence[Host] = (),
     ) -> None:
-        self._dialect, self._settings, self._setup = dialect, settings, setup
+        self._dialect = dialect
+        self._settings = settings
+        self._setup = setup
         self._records, self._logs = places
         self._hosts = list(hosts)
         self.private = private_directory(places.work)
@@ -60,7 +62,8 @@ class Starts:
         return host.outward(f"{_name(index)}/{_SOCKET}", self.socket(index))
 
     def _here(self, index: int) -> Child:
-        socket, temporary = self.socket(index), self.private / f"tmp{index}"
+        socket = self.socket(index)
+        temporary = self.private / f"tmp{index}"
         settings = of_server(self._settings, index)
         environment = self._environment(settings, temporary)
         socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever

@@ -20,14 +20,12 @@ LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for a
 
 
 class ServerTransport:
-    """Hands adapters to servers as directories; `base` is what their PEFT configurations name as their base.
-
-    All methods block.
-    """
+    """Writes adapters for servers, as PEFT directories that name `base` as their base. All methods block."""
 
     def __init__(self, work: Path, base: str) -> None:
         self._base = base
-        self.root, self._disk = _root(work), work / "adapters"
+        self.root = _root(work)
+        self._disk = work / "adapters"
         for earlier in (self.root, self._disk):
             shutil.rmtree(earlier, ignore_errors=True)
         self.root.mkdir(mode=0o700, parents=True)
@@ -49,7 +47,8 @@ class ServerTransport:
             raise _not_written(self._disk / name, error) from error
 
     def _written(self, root: Path, name: str, adapter: Adapter) -> Path:
-        final, temporary = root / name, root / f".tmp-{name}"
+        final = root / name
+        temporary = root / f".tmp-{name}"
         try:
             temporary.mkdir(mode=0o700)
             write_peft(adapter, temporary, self._base)
@@ -61,7 +60,7 @@ class ServerTransport:
 
     @staticmethod
     def digest(directory: Path) -> str:
-        """sha256 of the weights as they are there now; "" when they are gone."""
+        """Return the sha256 of the weights as they are on disk now; "" when they are gone."""
         try:
             with (directory / WEIGHTS).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()

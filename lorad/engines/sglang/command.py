@@ -65,11 +65,11 @@ def _for_launcher(settings: ServerSettings) -> dict[str, str]:
     facts = read_facts(settings.model)
     is_tied = facts.model_type == "qwen3_moe" and HEAD not in facts.linears
     is_plain = settings.device == "cpu" and bool(facts.experts)
-    found = {**({"LORAD_TIED": "1"} if is_tied else {}), **({"LORAD_EXPERTS": "1"} if is_plain else {})}
+    variables = {**({"LORAD_TIED": "1"} if is_tied else {}), **({"LORAD_EXPERTS": "1"} if is_plain else {})}
     own = {name.lstrip("-").replace("_", "-") for name in settings.engine_args}
     if settings.device != "cpu" and "mem-fraction-static" not in own:
-        found["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
-    return found
+        variables["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
+    return variables
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:

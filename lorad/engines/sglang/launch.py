@@ -141,7 +141,10 @@ def _hold_routes() -> None:
 
 
 def _adapters_of(info: Any) -> tuple[Any, Any]:
-    """(what adapters add to gate and up, and to down); SGLang holds gate's A above up's, and so B."""
+    """Return what computes the adapters' share of gate and up, and of down.
+
+    SGLang holds gate's A above up's, and B likewise.
+    """
     import torch
 
     rank = info.max_lora_rank
@@ -164,9 +167,9 @@ def _tie_head() -> None:
     original = Qwen3MoeForCausalLM.load_weights
 
     def load_weights(model: Any, *args: Any, **options: Any) -> Any:
-        found = original(model, *args, **options)
+        loaded = original(model, *args, **options)
         model.lm_head.weight = model.model.embed_tokens.weight
-        return found
+        return loaded
 
     Qwen3MoeForCausalLM.load_weights = load_weights
 
@@ -181,7 +184,7 @@ def _mend() -> None:
 
 
 def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
-    """(SOCKET, SGLang's flags)."""
+    """Return the socket and SGLang's flags."""
     if arguments[:1] != ["--uds"] or len(arguments) < 2:
         _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
     return Path(arguments[1]).absolute(), arguments[2:]
@@ -277,7 +280,7 @@ def prepare_environment(arguments: list[str]) -> None:
 
 
 def _number(device: str) -> str:
-    """Return a GPU's index, as `nvidia-smi` has it. device: that, or a UUID."""
+    """Return a GPU's index, as `nvidia-smi` has it, from that index or a UUID."""
     if device.isdigit():
         return device
     import pynvml
@@ -294,12 +297,12 @@ def share_of_free(share: float, devices: list[str]) -> float:
     import pynvml
 
     pynvml.nvmlInit()
-    found = [_MOST_OF_FREE]
+    shares = [_MOST_OF_FREE]
     for device in devices:
         ask = pynvml.nvmlDeviceGetHandleByIndex if device.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
         memory = pynvml.nvmlDeviceGetMemoryInfo(ask(int(device) if device.isdigit() else device))
-        found.append(share * memory.total / max(1, memory.free))
-    return min(found)
+        shares.append(share * memory.total / max(1, memory.free))
+    return min(shares)
 
 
 def _with_memory(arguments: list[str]) -> list[str]:

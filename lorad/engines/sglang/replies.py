@@ -3,7 +3,7 @@
 import base64
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """completion_tokens: of the sample so far, whatever the reply holds of them."""
+    """What SGLang says about a sample; `completion_tokens` counts the whole sample so far, not the reply."""
 
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -67,24 +67,26 @@ def news(reply: ServerReply, seen: int) -> tuple[list[int], list[float]]:
     return tokens, _finite(reply.meta_info.output_token_logprobs[-count:], tokens)
 
 
-def scores(reply: ServerReply, wanted: Sequence[int]) -> np.ndarray:
-    """float32 [len(wanted)]: of the last tokens that were read; NaN where there is none."""
-    found = reply.meta_info.input_token_logprobs[-len(wanted) :] if wanted else []
-    told = [token for _, token, _ in found]
+def scores(reply: ServerReply, completion: Sequence[int]) -> np.ndarray:
+    """Return log-probabilities of the completion, which was read last, as float32; NaN where none is said."""
+    logprobs = reply.meta_info.input_token_logprobs[-len(completion) :] if completion else []
+    tokens = [token for _, token, _ in logprobs]
     # SGLang calls the last token of the vocabulary 0; the value is its own.
-    if len(told) != len(wanted) or any(a not in (b, 0) for a, b in zip(told, wanted, strict=True)):
+    if len(tokens) != len(completion) or any(
+        a not in (b, 0) for a, b in zip(tokens, completion, strict=True)
+    ):
         raise LoradError("the server scored other tokens than it was asked for")
-    return np.array([np.nan if value is None else value for value, _, _ in found], np.float32)
+    return np.array([np.nan if value is None else value for value, _, _ in logprobs], np.float32)
 
 
-def ranked(reply: ServerReply, wanted: Sequence[int], most: int) -> Ranked:
+def ranked(reply: ServerReply, completion: Sequence[int], most: int) -> Ranked:
     """Return what is said of the last tokens that were read."""
-    tops = (reply.meta_info.input_top_logprobs or [])[-len(wanted) :] if wanted and most else []
-    rows = [(top or [])[:most] for top in tops] if most else [[] for _ in wanted]
-    if len(rows) != len(wanted) or any(len(row) != most for row in rows):
+    tops = (reply.meta_info.input_top_logprobs or [])[-len(completion) :] if completion and most else []
+    rows = [(top or [])[:most] for top in tops] if most else [[] for _ in completion]
+    if len(rows) != len(completion) or any(len(row) != most for row in rows):
         raise LoradError("the server gave fewer tokens in a place than it was asked for")
     return Ranked(
-        scores(reply, wanted),
+        scores(reply, completion),
         np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), most),
         np.array([[value for value, _, _ in row] for row in rows], np.float32).reshape(len(rows), most),
     )
@@ -116,8 +118,8 @@ def refusal(error: ServerRefused) -> ServerRefused:
     """Return the same error without what SGLang adds about others: it lists every adapter that it holds or
     held.
     """
-    found = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
-    text = _first_words(found.group(1).replace("\\n", "\n").replace('\\"', '"') if found else error.text)
+    match = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
+    text = _first_words(match.group(1).replace("\\n", "\n").replace('\\"', '"') if match else error.text)
     route = error.message.partition(" ")[0]
     return ServerRefused(
         f"{route} answered {error.code}: {text}", status=error.code, text=text, hint=error.hint
@@ -128,15 +130,9 @@ def _first_words(message: str) -> str:
     return re.split(r"\n|All loaded adapters|Loaded LoRAs", message)[0].strip()[:500]
 
 
-def _samples_of(text: str) -> Iterator[tuple[str, float]]:
-    """(name, value) of each line of Prometheus' text format, labels left out."""
-    for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
-        yield name, float(value)
-
-
 def summed(text: str) -> dict[str, float]:
-    """Return the samples of a text, those of one name added up."""
+    """Return the values in Prometheus' text format by name, added up over their labels."""
     totals: dict[str, float] = {}
-    for name, value in _samples_of(text):
-        totals[name] = totals.get(name, 0.0) + value
+    for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
+        totals[name] = totals.get(name, 0.0) + float(value)
     return totals

@@ -1,1 +1,1 @@
-"""vLLM as a rollout engine."""
+"""The rollout engine that speaks with vLLM."""

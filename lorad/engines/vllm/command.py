@@ -52,8 +52,8 @@ def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
         **_common_flags(settings),
         **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
     }
-    for given, value in settings.engine_args.items():
-        name = given.lstrip("-").replace("_", "-")
+    for flag, value in settings.engine_args.items():
+        name = flag.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
         flags[name] = None if value is False and valued else value
     return [python, str(_LAUNCHER), str(settings.model), "--uds", str(socket), *_words(flags)]

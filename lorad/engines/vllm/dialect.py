@@ -179,8 +179,8 @@ class VllmDialect(Dialect):
         limits = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": most}
         body = self._body(http, request, version, text) | limits
         with _own_words():
-            found = replies.choice(await http.post(_SAMPLE, body), _SAMPLE)
-        return replies.ranked(found, text[start:], most)
+            reply = replies.choice(await http.post(_SAMPLE, body), _SAMPLE)
+        return replies.ranked(reply, text[start:], most)
 
     async def flush(self, http: Http) -> bool:
         reply = await http.post("/reset_prefix_cache", admin=True)

@@ -1,4 +1,4 @@
-"""`vllm serve` with the arguments of this file; run by vLLM's own interpreter, where lorad need not be
+"""Run `vllm serve` with the arguments of this file, in vLLM's own interpreter, where lorad need not be
 installed.
 
     python launch.py MODEL <flags of vllm serve>
@@ -38,7 +38,7 @@ def _version(distribution_name: str) -> str:
 
 
 def of_adapters(op: Callable[..., None]) -> Callable[..., None]:
-    """`op` for the rows that have an adapter, whose index is 0 or more; the others stay as they are."""
+    """Apply `op` to the rows that have an adapter (an index of 0 or more); leave the others as they are."""
 
     def masked(inputs: Any, weights: Any, outputs: Any, indices: Any, *rest: Any, **named: Any) -> None:
         rows = (indices >= 0).nonzero(as_tuple=True)[0]
@@ -108,7 +108,7 @@ def _mend_cpu_experts() -> None:
 
 
 def _adapters_of(context: Any, tokens: int) -> tuple[Any, Any, Any]:
-    """(the slot of each token, what adapters add to gate and up, and to down) from vLLM's LoRA context."""
+    """Return each token's slot, and what computes the adapters' share of gate and up, and of down."""
     import torch
 
     if context is None:  # a forward without adapters, as when memory is profiled

@@ -36,7 +36,7 @@ class _PromptLogprob(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    """token_ids: of this reply alone, in a stream those that are new."""
+    """What vLLM says about a sample; in a stream, `token_ids` has only the tokens that are new."""
 
     token_ids: list[int] | None = None
     logprobs: _LogprobsReply | None = None
@@ -64,20 +64,20 @@ def choice(data: Any, route: str) -> _Choice:
         raise LoradError(f"vLLM answered {route} in a form that lorad does not know: {error}") from error
 
 
-def piece(found: _Choice) -> Piece:
-    tokens = found.token_ids or []
-    said = found.logprobs.token_logprobs if found.logprobs else []
+def piece(reply: _Choice) -> Piece:
+    tokens = reply.token_ids or []
+    said = reply.logprobs.token_logprobs if reply.logprobs else []
     logprobs = [value for value in said if value is not None and math.isfinite(value) and value > _LEAST]
     if len(said) != len(tokens) or len(logprobs) != len(tokens):
         raise not_finite()
-    if found.finish_reason not in _FINISHES:
-        raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {found.finish_reason}")
-    return Piece(tokens, logprobs, _FINISHES[found.finish_reason])
+    if reply.finish_reason not in _FINISHES:
+        raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {reply.finish_reason}")
+    return Piece(tokens, logprobs, _FINISHES[reply.finish_reason])
 
 
-def scores(found: _Choice, completion: Sequence[int]) -> np.ndarray:
-    """float32 [len(completion)]: of the last tokens of the prompt; NaN where there is none."""
-    said = (found.prompt_logprobs or [])[-len(completion) :]
+def scores(reply: _Choice, completion: Sequence[int]) -> np.ndarray:
+    """Return log-probabilities of the completion, the prompt's end, as float32; NaN where vLLM says none."""
+    said = (reply.prompt_logprobs or [])[-len(completion) :]
     if len(said) != len(completion):
         raise LoradError("vLLM scored fewer tokens than it was asked for")
     values = []
@@ -87,19 +87,19 @@ def scores(found: _Choice, completion: Sequence[int]) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def ranked(found: _Choice, wanted: Sequence[int], most: int) -> Ranked:
+def ranked(reply: _Choice, completion: Sequence[int], most: int) -> Ranked:
     """Return what is said of the last tokens of the prompt."""
-    said = (found.prompt_logprobs or [])[-len(wanted) :] if wanted else []
+    said = (reply.prompt_logprobs or [])[-len(completion) :] if completion else []
     rows = [
-        sorted(((one.logprob or 0.0, int(token)) for token, one in (place or {}).items()), reverse=True)[
+        sorted(((entry.logprob or 0.0, int(token)) for token, entry in (place or {}).items()), reverse=True)[
             :most
         ]
         for place in said
     ]
-    if len(rows) != len(wanted) or any(len(row) != most for row in rows):
+    if len(rows) != len(completion) or any(len(row) != most for row in rows):
         raise LoradError("vLLM gave fewer tokens in a place than it was asked for")
     return Ranked(
-        scores(found, wanted) if wanted else np.zeros(0, np.float32),
+        scores(reply, completion) if completion else np.zeros(0, np.float32),
         np.array([[token for _, token in row] for row in rows], np.int32).reshape(len(rows), most),
         np.array([[value for value, _ in row] for row in rows], np.float32).reshape(len(rows), most),
     )
@@ -114,9 +114,9 @@ def refusal(error: ServerRefused, *private: object) -> ServerRefused:
     as paths.
     """
     route = error.message.partition(" ")[0]
-    found = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
+    match = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
     return refused(
-        route, error.code, str(json.loads(found.group(1), strict=False)) if found else error.text, *private
+        route, error.code, str(json.loads(match.group(1), strict=False)) if match else error.text, *private
     )
 
 
@@ -141,7 +141,12 @@ def metrics(text: str) -> Metrics:
     def count(name: str) -> int | None:
         return int(sums[name]) if name in sums else None
 
-    used, slots = _slots(max(adapters)[1]) if adapters else (None, None)
+    used = slots = None
+    if adapters:
+        _, labels = max(adapters)  # the newest line: its value is the time it was set
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        used = len([name for name in fields.get("running_lora_adapters", "").split(",") if name])
+        slots = int(fields["max_lora"]) if fields.get("max_lora", "").isdigit() else None
     return Metrics(
         running=count("num_requests_running"),
         waiting=count("num_requests_waiting"),
@@ -151,15 +156,6 @@ def metrics(text: str) -> Metrics:
         slots_used=used,
         slots=slots,
     )
-
-
-def _slots(labels: str) -> tuple[int, int | None]:
-    """(adapters in the running batch, slots) from the labels of the newest line: its value is the time it was
-    set.
-    """
-    found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-    running = [name for name in found.get("running_lora_adapters", "").split(",") if name]
-    return len(running), int(found["max_lora"]) if found.get("max_lora", "").isdigit() else None
 
 
 class Events:
