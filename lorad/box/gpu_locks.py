@@ -21,9 +21,9 @@ def make_lock(directory: Path, uuid: str) -> Path:
     """Return the file of a GPU, made if need be."""
     path = make_directory(directory) / f"{uuid}.lock"
     with contextlib.suppress(FileExistsError):
-        made = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        os.fchmod(made, 0o644)  # whatever the umask: who cannot open it can never have the device
-        os.close(made)
+        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.fchmod(lock, 0o644)  # whatever the umask: who cannot open it can never have the device
+        os.close(lock)
     return path
 
 

@@ -19,7 +19,9 @@ class _Bound:
     """The limit of this process's memory (RLIMIT_DATA), set as long as any thread is within it."""
 
     def __init__(self) -> None:
-        self._lock, self._within, self.most = threading.Lock(), 0, 0
+        self._lock = threading.Lock()
+        self._within = 0
+        self.most = 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -28,8 +30,8 @@ class _Bound:
                 return
             self._before, hard = resource.getrlimit(resource.RLIMIT_DATA)
             self.most = max(_LEAST, available_memory() // 2)
-            held = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-            limits = [held + self.most, self._before, hard]
+            data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+            limits = [data_bytes + self.most, self._before, hard]
             soft = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

@@ -26,10 +26,10 @@ def parse(text: str) -> _Window:
 
     Raises ValueError, which says what is wrong.
     """
-    found = _WRITTEN.fullmatch(text.strip().lower())
-    if found is None:
+    match = _WRITTEN.fullmatch(text.strip().lower())
+    if match is None:
         raise ValueError(f"{text!r} is no time of the week: write it as 'mon-fri 09:00-18:00'")
-    days, *clock = found.groups()
+    days, *clock = match.groups()
     hours, minutes, to_hours, to_minutes = map(int, clock)
     begin = timedelta(hours=hours, minutes=minutes)
     end = timedelta(hours=to_hours, minutes=to_minutes)
@@ -42,14 +42,15 @@ def parse(text: str) -> _Window:
 
 
 def _days(text: str, days: str | None) -> frozenset[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in days.split(",") if days else ["mon-sun"]:
         first, _, last = part.partition("-")
         if first not in _DAYS or (last or first) not in _DAYS:
             raise ValueError(f"{text!r}: {part} is no day; they are {', '.join(_DAYS)}")
-        begin, count = _DAYS.index(first), (_DAYS.index(last or first) - _DAYS.index(first)) % 7 + 1
-        found |= {(begin + step) % 7 for step in range(count)}
-    return frozenset(found)
+        begin = _DAYS.index(first)
+        count = (_DAYS.index(last or first) - begin) % 7 + 1
+        numbers |= {(begin + step) % 7 for step in range(count)}
+    return frozenset(numbers)
 
 
 def quiet_until(windows: Sequence[_Window], at: float) -> float | None:

@@ -7,7 +7,6 @@ file must be readable by its owner only, and is read again when it changes.
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ class Tokens:
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         holder = None
         for owner, digests in self._known().items():
-            for known in digests:
-                if hmac.compare_digest(digest, known):
+            for stored in digests:
+                if hmac.compare_digest(digest, stored):
                     holder = owner  # all are compared, whichever fits
         return holder
 
@@ -47,7 +46,8 @@ class Tokens:
         if self._path is None:
             return {}
         if (stamp := _stamp_of(self._path)) != self._stamp:
-            self._digests, self._stamp = {}, stamp
+            self._digests = {}
+            self._stamp = stamp
             try:
                 self._digests = read_tokens(self._path)
             except (OSError, SpecError) as error:
@@ -64,28 +64,28 @@ def tokens_trouble(settings: GatewaySettings) -> str:
     try:
         owners = read_tokens(settings.tokens)
     except OSError as error:
-        told = (
+        why = (
             f"{settings.tokens}: {error.strerror}. Write `owner: token` into it, one a line, and chmod "
             "600 it."
         )
     except SpecError as error:
-        told = f"{error.message}. {error.hint}"
+        why = f"{error.message}. {error.hint}"
     else:
-        told = "" if owners else f"{settings.tokens} names no owners. Write `owner: token`, one a line."
-    return f"gateway.tokens of config.yaml: {told} Until then everybody gets 401 over TCP." if told else ""
+        why = "" if owners else f"{settings.tokens} names no owners. Write `owner: token`, one a line."
+    return f"gateway.tokens of config.yaml: {why} Until then everybody gets 401 over TCP." if why else ""
 
 
 def _stamp_of(path: Path) -> tuple[int, ...]:
     """Return a stamp that changes with the file, its mode or its owner; empty when there is no file."""
     try:
-        there = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return there.st_ino, there.st_mtime_ns, there.st_ctime_ns, there.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def read_tokens(path: Path) -> _Digests:
-    """owner -> sha256 of each token. Raises SpecError, OSError."""
+    """Map each owner to the sha256 of each of their tokens. Raises SpecError, OSError."""
     import yaml
 
     try:
@@ -95,12 +95,9 @@ def read_tokens(path: Path) -> _Digests:
     if not isinstance(data, dict):
         raise SpecError(f"{path} names no owners", hint="Write `owner: token`, one a line.")
     return {
-        str(owner): [_digest_of(token, path) for token in _several(given)] for owner, given in data.items()
+        str(owner): [_digest_of(token, path) for token in (entry if isinstance(entry, list) else [entry])]
+        for owner, entry in data.items()
     }
-
-
-def _several(given: Any) -> Iterator[Any]:
-    yield from given if isinstance(given, list) else [given]
 
 
 def _digest_of(token: Any, path: Path) -> bytes:
