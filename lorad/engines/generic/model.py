@@ -136,8 +136,8 @@ class GenericModel:
 
 
 def _opened(directory: Path, dtype: torch.dtype) -> Any:
-    """Raises SpecError for what transformers does not know, for quantized weights, and for a model without
-    safetensors.
+    """Load a checkpoint. Raises SpecError for what transformers does not know, for quantized weights, and for a
+    model without safetensors.
     """
     hint = "give a model in safetensors that transformers supports without code of its own"
     try:
