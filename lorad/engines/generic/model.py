@@ -136,8 +136,9 @@ class GenericModel:
 
 
 def _opened(directory: Path, dtype: torch.dtype) -> Any:
-    """Load a checkpoint. Raises SpecError for what transformers does not know, for quantized weights, and for a
-    model without safetensors.
+    """Load a checkpoint.
+
+    Raises SpecError for what transformers does not know, for quantized weights, and without safetensors.
     """
     hint = "give a model in safetensors that transformers supports without code of its own"
     try:
