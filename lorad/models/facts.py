@@ -273,7 +273,8 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     config = {**data, **(data.get("text_config") or {})}
     if data.get("quantization_config") or config.get("quantization_config"):
         raise SpecError(f"{where}: quantized weights cannot be trained on", hint="give the model in bfloat16")
-    layers = _first(config, _LAYERS)
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    layers = _first(config, _LAYERS) or (len(kinds) if isinstance(kinds, list) else 0)
     stored = {name: place[:2] for name, (_, place) in stored_tensors(directory).items()}
     tensors = {name: tensor for name, tensor in stored.items() if not is_left_out(name, layers)}
     is_tied = bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False)))
@@ -289,7 +290,6 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     dtype = dtype or _DTYPES.get(own.most_common(1)[0][0] if own else "", "")
     heads = config.get("num_attention_heads") or 1
     width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
-    kinds = config.get("layer_types") or config.get("layers_block_type")
     kinds = kinds if isinstance(kinds, list) else ["attention"] * layers
     attentions = sum(kind not in _NO_ATTENTION for kind in kinds)
     cached = 2 * attentions * (config.get("num_key_value_heads") or heads) * width

@@ -51,8 +51,8 @@ def test_a_backend_that_is_none_is_refused(name: str, override: str | None, mess
     [
         ("trainer", "sglang", "builtin, fsdp, megatron, mine;"),
         ("trainer", "theirs", "builtin, fsdp, megatron, mine;"),
-        ("rollout", "megatron", "builtin, sglang, theirs, vllm;"),
-        ("rollout", "mine", "builtin, sglang, theirs, vllm;"),
+        ("rollout", "megatron", "builtin, sglang, theirs, transformers, vllm;"),
+        ("rollout", "mine", "builtin, sglang, theirs, transformers, vllm;"),
     ],
 )
 def test_backend_of_the_other_side_is_refused(part: str, name: str, fitting: str) -> None:

@@ -60,8 +60,8 @@ _TWO_DEVICES = "two devices"
 _MISTAKES = {
     "ids of a prefill stay on the host": _Mistake(
         "lorad.engines.builtin.prefix:_forward",
-        "there = torch.from_numpy(ids).to(base.device)",
-        "there = torch.from_numpy(ids)",
+        "inputs = torch.from_numpy(ids).to(base.device)",
+        "inputs = torch.from_numpy(ids)",
         _decode,
         _TWO_DEVICES,
     ),
@@ -74,15 +74,15 @@ _MISTAKES = {
     ),
     "a step reads a number": _Mistake(
         "lorad.engines.builtin.steps:_step",
-        "rows.lengths[some] += 1",
-        "rows.lengths[some] += int(rows.counts[0].item() >= 0)",
+        "rows.lengths[active] += 1",
+        "rows.lengths[active] += int(rows.counts[0].item() >= 0)",
         _decode,
         "while a graph is captured",
     ),
     "a step makes a tensor of a list": _Mistake(
         "lorad.engines.builtin.steps:_step",
-        "rows.counts[some] += 1",
-        "rows.counts[some] += torch.tensor([1], device=rows.counts.device)",
+        "rows.counts[active] += 1",
+        "rows.counts[active] += torch.tensor([1], device=rows.counts.device)",
         _decode,
         "while a graph is captured",
     ),
@@ -102,8 +102,8 @@ _MISTAKES = {
     ),
     "shared prompts are joined by more kernels": _Mistake(
         "lorad.engines.builtin.steps:_step",
-        "rows.lengths[some] += 1",
-        "rows.lengths[some] += 1\n    for _ in range(60): rows.counts[some] += 0",
+        "rows.lengths[active] += 1",
+        "rows.lengths[active] += 1\n    for _ in range(60): rows.counts[active] += 0",
         _decode_shared,
         "<= (48 +",
     ),
