@@ -1,4 +1,4 @@
-"""`cluster` of config.yaml: where pools get devices beyond this machine."""
+"""Reads `cluster` of config.yaml, which says where pools get devices beyond this machine."""
 
 import ipaddress
 import shlex
@@ -52,11 +52,11 @@ class ClusterNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Where runs get devices beyond this machine, see docs/cluster.md; without it there is none.
+    """Says where runs get devices beyond this machine, see docs/cluster.md; without it they get none.
 
     Attributes:
         kind: ray asks a Ray cluster for nodes, static has those in `nodes`.
-        address: of the Ray cluster, as `ray.init` takes it.
+        address: the Ray cluster's address, as `ray.init` takes it.
         python: the interpreter that has the cluster's own version of Ray; lorad needs none itself.
         token_file: file with the token of the Ray cluster, readable by its owner only.
         node_python: the interpreter on the nodes that has lorad; null is the path of the one here. Those of
@@ -104,8 +104,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dic
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two nodes of the cluster are called {twice[0]}")
         usual = {field.name: field.default for field in msgspec.structs.fields(Cluster)} | {"labels": {}}
-        if given := [key for key in _OF_RAY if getattr(self, key) != usual[key]]:
-            raise ValueError(f"cluster.{given[0]} is for kind ray; static would not use it")
+        if changed := [key for key in _OF_RAY if getattr(self, key) != usual[key]]:
+            raise ValueError(f"cluster.{changed[0]} is for kind ray; static would not use it")
 
     @cached_property
     def hosts(self) -> list[tuple[str, str, tuple[str, ...], int]]:

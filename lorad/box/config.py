@@ -1,4 +1,4 @@
-"""`config.yaml` of a home: what holds for every run of a box. Frozen; unknown keys are refused.
+"""Reads `config.yaml` of a home, which holds for every run of a box. It is frozen; unknown keys are refused.
 
 What a key means stands once, under `Attributes:` of its section; docs/configuration.md shows it.
 """
@@ -384,8 +384,8 @@ def load(path: Path) -> Config:
         refuse_doubles(compose(text, str(path)), str(path))
         return msgspec.convert(yaml.safe_load(text) or {}, Config, dec_hook=_path)
     except (OSError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: not readable: {told}", hint="It is a text file of YAML.") from None
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {why}", hint="It is a text file of YAML.") from None
     except msgspec.ValidationError as error:
         raise SpecError(
             f"{path}: {error}", hint="Mend or remove that key; docs/configuration.md has them all."
@@ -396,8 +396,8 @@ def load(path: Path) -> Config:
 
 def door_settings() -> TinkerSettings:
     """Return what the daemon gave to the tinker door of a user, which this process is."""
-    given = os.environ.get(DOOR_SETTINGS, "{}")
-    return msgspec.json.decode(given, type=TinkerSettings, dec_hook=_path)
+    settings = os.environ.get(DOOR_SETTINGS, "{}")
+    return msgspec.json.decode(settings, type=TinkerSettings, dec_hook=_path)
 
 
 def config_of(home: Home) -> Config:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lorad.errors import SpecError
@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
 
 
 def bindings() -> Any:
-    """NVML, as nvidia-ml-py has it."""
+    """Return NVML's functions, as nvidia-ml-py names them."""
     import pynvml
 
     return pynvml
@@ -37,32 +37,36 @@ def bindings() -> Any:
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
     """Yield the bindings, ready; None on a machine without NVIDIA's driver."""
-    found = bindings()
+    driver = bindings()
     try:
-        found.nvmlInit()
-    except found.NVMLError:
+        driver.nvmlInit()
+    except driver.NVMLError:
         yield None
         return
     try:
-        yield found
+        yield driver
     finally:
-        found.nvmlShutdown()
+        driver.nvmlShutdown()
 
 
 def all_gpus() -> list[Gpu]:
-    with nvml() as found:
-        return [_read(found, number) for number in range(found.nvmlDeviceGetCount())] if found else []
+    with nvml() as driver:
+        return [_read(driver, number) for number in range(driver.nvmlDeviceGetCount())] if driver else []
 
 
-def _read(found: Any, number: int) -> Gpu:
-    handle = found.nvmlDeviceGetHandleByIndex(number)
-    memory = int(found.nvmlDeviceGetMemoryInfo(handle).total)
+def _read(driver: Any, number: int) -> Gpu:
+    handle = driver.nvmlDeviceGetHandleByIndex(number)
     try:
-        is_split = bool(found.nvmlDeviceGetMigMode(handle)[0])
-    except found.NVMLError:  # most GPUs cannot be split
+        is_split = bool(driver.nvmlDeviceGetMigMode(handle)[0])
+    except driver.NVMLError:  # most GPUs cannot be split
         is_split = False
-    label, uuid = str(found.nvmlDeviceGetName(handle)), str(found.nvmlDeviceGetUUID(handle))
-    return Gpu(number, label, memory, uuid, is_split)
+    return Gpu(
+        number,
+        str(driver.nvmlDeviceGetName(handle)),
+        int(driver.nvmlDeviceGetMemoryInfo(handle).total),
+        str(driver.nvmlDeviceGetUUID(handle)),
+        is_split,
+    )
 
 
 def visible_gpus() -> list[Gpu]:
@@ -73,7 +77,8 @@ def visible_gpus() -> list[Gpu]:
     Raises SpecError where there are GPUs, and none of them can be had: a run would be on the CPU, and nobody
     would know why.
     """
-    gpus, named = all_gpus(), os.environ.get(VISIBLE)
+    gpus = all_gpus()
+    named = os.environ.get(VISIBLE)
     if named is None:
         whole = [gpu for gpu in gpus if not gpu.is_split]
         if gpus and not whole:
@@ -91,7 +96,8 @@ def visible_gpus() -> list[Gpu]:
             raise _refused(fitting[0])
         chosen += fitting
     if gpus and not chosen and names[0] and not names[0].startswith("-"):
-        raise SpecError(f"{names[0]} is none of {_listed(gpus)}", key=VISIBLE, hint=f"{_OTHERS}.")
+        listed = ", ".join(f"{gpu.number} ({gpu.uuid})" for gpu in gpus)
+        raise SpecError(f"{names[0]} is none of {listed}", key=VISIBLE, hint=f"{_OTHERS}.")
     return chosen
 
 
@@ -104,7 +110,3 @@ def _refused(named: Gpu | str) -> SpecError:
     hint = f"`sudo nvidia-smi -i {named.number} -mig 0` makes it whole. {_OTHERS}."
     message = f"GPU {named.number} ({named.label}) is split into slices (MIG), and lorad leases whole ones"
     return SpecError(message, key=VISIBLE, hint=hint)
-
-
-def _listed(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"{gpu.number} ({gpu.uuid})" for gpu in gpus)

@@ -21,9 +21,11 @@ from lorad.box.tokens import read_tokens
 from lorad.errors import NotFound, SpecError
 from lorad.files import write_whole
 
-_PREFIX, _BYTES = "tml-", 32  # the client takes no key that begins otherwise
+_PREFIX = "tml-"  # the client takes no key that begins otherwise
+_BYTES = 32
 _GATEWAY_PREFIX = "sk-lorad-"
-_FILE, _OWN_FILE = "keys.yaml", "lorad/tinker-keys.json"
+_FILE = "keys.yaml"
+_OWN_FILE = "lorad/tinker-keys.json"
 _OWN_BYTES = 1 << 20
 
 
@@ -33,7 +35,7 @@ def keys_file(home: Home, settings: TinkerSettings) -> Path:
 
 
 def read_keys(path: Path) -> dict[str, list[str]]:
-    """owner -> sha256 (hex) of each key; {} without a file. Raises SpecError, OSError."""
+    """Return the sha256 (hex) of each key by owner; {} without a file. Raises SpecError, OSError."""
     if not path.exists():
         return {}
     return {owner: [digest.hex() for digest in digests] for owner, digests in read_tokens(path).items()}
@@ -43,9 +45,9 @@ def make_key(path: Path, owner: str) -> str:
     """Make a key of an owner and return it; it is shown nowhere again. Raises SpecError, OSError."""
     key = _PREFIX + secrets.token_urlsafe(_BYTES)
     with _locked(path):
-        known = read_keys(path)
-        known.setdefault(owner, []).append(hashlib.sha256(key.encode()).hexdigest())
-        _write(path, known)
+        digests = read_keys(path)
+        digests.setdefault(owner, []).append(hashlib.sha256(key.encode()).hexdigest())
+        _write(path, digests)
     return key
 
 
@@ -55,25 +57,26 @@ def revoke_key(path: Path, beginning: str) -> str:
     Raises NotFound unless there is exactly one.
     """
     with _locked(path):
-        return _revoked(path, beginning)
-
-
-def _revoked(path: Path, beginning: str) -> str:
-    known = read_keys(path)
-    found = [(owner, key) for owner, keys in known.items() for key in keys if key.startswith(beginning)]
-    if len(found) != 1 or not beginning:
-        told = f"{len(found)} keys have a sha256 that begins with" if found else "no key has a sha256 like"
-        raise NotFound(f"{told} {beginning!r}", hint="`lorad tinker keys` lists them.")
-    owner, key = found[0]
-    known[owner].remove(key)
-    _write(path, {who: keys for who, keys in known.items() if keys})
+        digests = read_keys(path)
+        pairs = [(owner, key) for owner, keys in digests.items() for key in keys]
+        fitting = [pair for pair in pairs if pair[1].startswith(beginning)]
+        if len(fitting) != 1 or not beginning:
+            several = f"{len(fitting)} keys have a sha256 that begins with"
+            raise NotFound(
+                f"{several if fitting else 'no key has a sha256 like'} {beginning!r}",
+                hint="`lorad tinker keys` lists them.",
+            )
+        owner, key = fitting[0]
+        digests[owner].remove(key)
+        _write(path, {who: keys for who, keys in digests.items() if keys})
     return owner
 
 
 def gateway_key(home: Home, *, new: bool = False) -> str:
     """Return the key of the home's owner for the port of their gateway, and keep it in a file of its own.
 
-    It is made where there is none, or one that others may have read. new: in any case. Raises OSError.
+    It is made where there is none, where others may have read it, and wherever `new` asks for it. Raises
+    OSError.
     """
     path = home.gateway_key
     with _locked(path):
@@ -102,7 +105,7 @@ def _own_file() -> Path:
 
 
 def _own_keys(path: Path) -> dict[str, str]:
-    """home -> key. Raises SpecError, OSError."""
+    """Return the key of each home. Raises SpecError, OSError."""
     if not path.exists():
         return {}
     text = read_private(path, _OWN_BYTES)
@@ -127,8 +130,8 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(path: Path, known: dict[str, list[str]]) -> None:
+def _write(path: Path, digests: dict[str, list[str]]) -> None:
     import yaml
 
-    plain = {owner: [f"sha256:{digest}" for digest in digests] for owner, digests in known.items()}
+    plain = {owner: [f"sha256:{digest}" for digest in own] for owner, own in digests.items()}
     write_whole(path, yaml.safe_dump(plain).encode())

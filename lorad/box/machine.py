@@ -22,12 +22,16 @@ _FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard
 
 @dataclass(frozen=True)
 class Machine:
-    """cpus: logical ones that the process may use; cores: physical ones among them; all_cores: of the
-    machine.
+    """Describes a machine as a process has it.
 
-    quota: CPUs that the cgroup may use at a time, None without a limit. load: runnable processes of the whole
-    machine, mean of the last minute. memory: bytes, the cgroup's limit if that is less. allocator:
-    `glibc 2.36`, `jemalloc`, ….
+    Attributes:
+        cpus: logical CPUs that the process may use.
+        cores: physical cores among them.
+        all_cores: physical cores of the whole machine.
+        quota: CPUs that the cgroup may use at a time; None without a limit.
+        load: runnable processes of the whole machine, as a mean of the last minute.
+        memory: bytes, or the cgroup's limit where that is less.
+        allocator: `glibc 2.36`, `jemalloc`, ….
     """
 
     cpus: int
@@ -40,20 +44,20 @@ class Machine:
 
     @property
     def usable(self) -> int:
-        """Threads that can compute at a time, at least 1."""
+        """Return how many threads can compute at a time, at least 1."""
         granted = self.cores if self.quota is None else min(self.cores, int(self.quota + 1e-6))
         return max(1, granted)
 
 
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
-    """Return the machine as process `pid` has it. `root`: where `proc` and `sys` are."""
+    """Return the machine as process `pid` has it; `proc` and `sys` are directories of `root`."""
     affinity = _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
     groups = list(_groups(root, pid))
-    limits = [
-        int(text)
-        for text in _settings(groups, "memory", "memory.max", "memory.limit_in_bytes")
-        if text != "max"
-    ]
+    limits = []
+    for controllers, directory in groups:
+        text = _text(directory / ("memory.limit_in_bytes" if controllers else "memory.max"))
+        if text not in ("", "max") and (not controllers or "memory" in controllers.split(",")):
+            limits.append(int(text))
     total = int(_field(root / "proc/meminfo", "MemTotal", "0 kB").split()[0]) * 1024
     every = _cpu_list(_text(root / "sys/devices/system/cpu/online")) or affinity
     load = _text(root / "proc/loadavg").split() or ["0"]
@@ -69,13 +73,14 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
 
 
 def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
-    """Bytes: what the kernel says is available, or what the cgroups still allow when that is less."""
+    """Return the bytes that the kernel says are available, or what the cgroups allow if that is less."""
     allowed = [int(_field(root / "proc/meminfo", "MemAvailable", "0 kB").split()[0]) * 1024]
     for controllers, directory in _groups(root, pid):
         if controllers and "memory" not in controllers.split(","):
             continue
         limit, usage, cached = _MEMORY[1 if controllers else 2]
-        most, used = _text(directory / limit), _text(directory / usage)
+        most = _text(directory / limit)
+        used = _text(directory / usage)
         if most not in ("", "max") and used:
             again = int(_field(directory / "memory.stat", cached, "0"))
             allowed.append(max(0, int(most) - int(used) + again))
@@ -96,14 +101,14 @@ def cpu_facts(root: Path = Path("/")) -> dict[str, str]:
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:
-    """Physical cores: logical CPUs that share one are listed as siblings."""
+    """Count physical cores: logical CPUs that share one are listed as siblings."""
     topology = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus)
     return len({_text(path) or str(path) for path in topology})
 
 
 def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
-    """(controllers, "" for version 2; directory) of every cgroup that the process is in, outwards to the
-    mount.
+    """Yield the controllers ("" for version 2) and the directory of every cgroup that the process is in,
+    outwards to the mount.
     """
     mounts = root / "sys/fs/cgroup"
     for line in _text(root / f"proc/{pid}/cgroup").splitlines():
@@ -117,22 +122,14 @@ def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
                     break
 
 
-def _settings(
-    groups: list[tuple[str, Path]], controller: str, version_2: str, version_1: str
-) -> Iterator[str]:
-    for controllers, directory in groups:
-        text = _text(directory / (version_1 if controllers else version_2))
-        if text and (not controllers or controller in controllers.split(",")):
-            yield text
-
-
 def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
-    """CPUs that each group may use at a time."""
+    """Yield how many CPUs each group may use at a time."""
     for controllers, directory in groups:
         if not controllers:
             quota, _, period = _text(directory / "cpu.max").partition(" ")
         elif "cpu" in controllers.split(","):
-            quota, period = _text(directory / "cpu.cfs_quota_us"), _text(directory / "cpu.cfs_period_us")
+            quota = _text(directory / "cpu.cfs_quota_us")
+            period = _text(directory / "cpu.cfs_period_us")
         else:
             continue
         if quota not in ("", "max", "-1") and period:
@@ -141,8 +138,8 @@ def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
 
 def _allocator(root: Path, pid: int | str) -> str:
     """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
-    if found := _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
-        return found[1]
+    if foreign := _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
+        return foreign[1]
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "another C library than glibc"
     except (ValueError, OSError):
@@ -150,14 +147,14 @@ def _allocator(root: Path, pid: int | str) -> str:
 
 
 def _cpu_list(text: str) -> list[int]:
-    """`0-2,5` -> 0, 1, 2, 5."""
+    """List the CPUs of the kernel's text: 0, 1, 2 and 5 for `0-2,5`."""
     ends = [part.partition("-") for part in text.split(",") if part]
     return [cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)]
 
 
 def _field(path: Path, name: str, default: str) -> str:
-    found = re.search(rf"^{name}:?\s+(.*)$", _text(path), re.MULTILINE)
-    return found[1] if found else default
+    field = re.search(rf"^{name}:?\s+(.*)$", _text(path), re.MULTILINE)
+    return field[1] if field else default
 
 
 def _text(path: Path) -> str:

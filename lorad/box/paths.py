@@ -28,15 +28,15 @@ def checkout() -> Path | None:
 
 
 def python_path(*others: str | None) -> str:
-    """A PYTHONPATH in which this lorad comes first, then what others say."""
+    """Return a PYTHONPATH in which this lorad comes first, then what others say."""
     entries = [str(_INSTALLED), *(entry for entry in others if entry)]
     return os.pathsep.join(dict.fromkeys(os.pathsep.join(entries).split(os.pathsep)))
 
 
 def default_home() -> Path:
-    """`$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`.
+    """Return `$LORAD_HOME`, else `$XDG_DATA_HOME/lorad`, else `~/.local/share/lorad`.
 
-    Raises StorageError for a user without a home, as a container's that is a number.
+    Raises StorageError for a user without a home, as containers have them that know only a number.
     """
     home = os.environ.get("LORAD_HOME")
     try:
@@ -77,15 +77,16 @@ def _has_passwd_entry() -> bool:
         return False
 
 
-def _socket_path(wanted: Path) -> Path:
-    """`wanted`, or a short stand-in under the user's runtime directory when it is too long for a Unix socket.
+def _socket_path(path: Path) -> Path:
+    """Return a path, or a short stand-in under the user's runtime directory when it is too long for a Unix
+    socket.
 
-    The stand-in is derived from `wanted` alone, so that every process finds the same one. Its directory is
-    0700.
+    The stand-in is derived from the path alone, so that every process comes to the same one. Its directory
+    is 0700.
     """
-    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
-        return wanted
-    return _runtime_directory() / (hashlib.sha256(os.fsencode(wanted)).hexdigest()[:16] + ".sock")
+    if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
+        return path
+    return _runtime_directory() / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".sock")
 
 
 def private_directory(owner: Path) -> Path:
@@ -106,29 +107,32 @@ def memory_directory(owner: Path) -> Path:
 
 
 def _runtime_directory() -> Path:
-    """Raises PermissionError when somebody else was there first."""
+    """Make the user's directory for sockets. Raises PermissionError when somebody else made it first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(runtime) / f"lorad-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    there = directory.lstat()
-    if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode) or there.st_mode & 0o077:
+    status = directory.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise PermissionError(f"{directory} must be a directory that belongs to you and is 0700")
     return directory
 
 
 def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
     """Raise NotAllowed for a directory that other users may write to: they could put their own files in place
-    of lorad's. shared_place: one of the sticky bit will do, where nobody can replace what is there
-    already."""
-    there = directory.stat()
+    of lorad's.
+
+    With `shared_place` a directory with the sticky bit will do, where nobody can replace another's files.
+    """
+    status = directory.stat()
+    mode = status.st_mode
     wrong = ""
-    if there.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
-        wrong = f"belongs to user {there.st_uid}"
-    elif there.st_mode & stat.S_IWOTH or (there.st_mode & stat.S_IWGRP and not _is_own_group(there.st_gid)):
-        wrong = "" if shared_place and there.st_mode & stat.S_ISVTX else "may be written to by other users"
+    if status.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        wrong = f"belongs to user {status.st_uid}"
+    elif mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
+        wrong = "" if shared_place and mode & stat.S_ISVTX else "may be written to by other users"
     if wrong:
         raise NotAllowed(
-            f"{directory} {wrong} (mode {stat.S_IMODE(there.st_mode):04o})",
+            f"{directory} {wrong} (mode {stat.S_IMODE(mode):04o})",
             hint=f"Use a directory of your own in it, as {directory / 'lorad'}; or, if nobody else needs to "
             f"write there, `chmod go-w {directory}`. Its mode was not changed.",
         )
@@ -137,7 +141,8 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
 def _is_own_group(gid: int) -> bool:
     """Return whether it is the group of this user alone, as many systems make one for each user."""
     try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(gid)
+        user = pwd.getpwuid(os.geteuid())
     except KeyError:
         return False
     return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
@@ -145,7 +150,7 @@ def _is_own_group(gid: int) -> bool:
 
 @dataclass(frozen=True)
 class AttemptDir:
-    """What the shim of one process life writes and reads: see `lorad/daemon/process/shim.py`."""
+    """Names what the shim of one process life writes and reads: see `lorad/daemon/process/shim.py`."""
 
     root: Path
 
@@ -155,29 +160,29 @@ class AttemptDir:
 
     @property
     def command(self) -> Path:
-        """`command.json` {argv, env, cwd, run, role, attempt}: written before the shim starts."""
+        """Return `command.json` {argv, env, cwd, run, role, attempt}, written before the shim starts."""
         return self.root / "command.json"
 
     @property
     def spec(self) -> Path:
-        """`spec.json` of a run's attempt: the resolved spec that it goes by."""
+        """Return `spec.json`, the resolved spec that a run's attempt goes by."""
         return self.root / "spec.json"
 
     @property
     def status(self) -> Path:
-        """`status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before,
+        """Return `status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before,
         oom_after}.
         """
         return self.root / "status.json"
 
     @property
     def log(self) -> Path:
-        """stdout and stderr of the process."""
+        """Return the file of the process's stdout and stderr."""
         return self.root / "log"
 
     @property
     def killed(self) -> Path:
-        """`killed.json` {why, at}: the daemon wrote it before it killed the process."""
+        """Return `killed.json` {why, at}, which the daemon writes before it kills the process."""
         return self.root / "killed.json"
 
     @property
@@ -191,13 +196,13 @@ class AttemptDir:
 
     @property
     def heartbeat(self) -> Path:
-        """See `lorad/protocol/heartbeat.py`."""
+        """Return the file of `lorad/protocol/heartbeat.py`."""
         return self.work / "heartbeat"
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """`runs/<name>/`: everything that a run is; the journal is the truth."""
+    """Names the files of `runs/<name>/`, which are everything that a run is; the journal is the truth."""
 
     root: Path
 
@@ -272,7 +277,7 @@ class RunDir:
         return self.versions / f"{number:06d}"
 
     def checkpoint(self, step: int, attempt: int) -> Path:
-        """Checkpoints carry their attempt, so that a resume never replaces one that exists."""
+        """Return a checkpoint's directory; its name has the attempt, so that a resume never replaces one."""
         return self.checkpoints / f"{step:06d}-a{attempt}"
 
     def attempt(self, number: int) -> AttemptDir:
@@ -281,7 +286,7 @@ class RunDir:
 
 @dataclass(frozen=True)
 class Home:
-    """`LORAD_HOME`: a fresh one is a fresh world."""
+    """Names the files of `LORAD_HOME`; a fresh one is a fresh world."""
 
     root: Path
 

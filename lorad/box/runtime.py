@@ -38,7 +38,8 @@ _KEEP = 1 << 30  # bytes that malloc keeps on a machine that has plenty
 _KEEP_SHARE = 16  # at most this part of the memory
 _LEAST_KEPT = 32 << 20
 # before it, a larger MALLOC_MMAP_THRESHOLD_ is ignored, without a word
-_OLD_GLIBC, _OLD_GLIBC_LIMIT = (2, 35), 32 << 20
+_OLD_GLIBC = (2, 35)
+_OLD_GLIBC_LIMIT = 32 << 20
 _MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # 1: blocks over 64 MiB stay only in the main arena, and one thread of a pool computes
 _ARENAS = "MALLOC_ARENA_MAX"
@@ -68,8 +69,13 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a pool's process runs with. malloc: variables that lorad adds, bytes or counts. reasons: of all
-    three.
+    """Says what a pool's process runs with.
+
+    Attributes:
+        threads: how many compute.
+        wait_policy: what threads do that wait for work.
+        malloc: variables that lorad adds, in bytes or counts.
+        reasons: why each of the three is so.
     """
 
     threads: int
@@ -78,7 +84,7 @@ class Runtime:
     reasons: Mapping[str, Decision] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """Must be set before the process begins: OpenMP and malloc read it once."""
+        """Return the variables to set before the process begins: OpenMP and malloc read them once."""
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         return (
             counts
@@ -102,10 +108,8 @@ class Runtime:
 def choose_runtime(
     parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1
 ) -> Runtime:
-    """Choose threads, wait policy and malloc for a model on `device` (`cpu`, `cuda:0`, …).
-
-    parameters: of the model.
-    slots: pools that may share the CPU.
+    """Choose threads, wait policy and malloc for a model of so many parameters on `device` (`cpu`, `cuda:0`,
+    …), where `slots` pools may share the CPU.
     """
     threads, why_threads = choose_threads(parameters, machine, device, overrides, slots)
     wait_policy, why_waiting = _choose_wait_policy(threads, machine, overrides)
@@ -169,8 +173,8 @@ def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) ->
 
 def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, int], Decision]:
     """Return the variables to add; none where the user has set a threshold."""
-    found = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
-    if not found:
+    glibc = re.fullmatch(r"glibc (\d+)\.(\d+).*", machine.allocator)
+    if not glibc:
         return {}, Decision("automatic", f"malloc is {machine.allocator}: MALLOC_* has no effect on it")
     if not overrides.config.tunes_malloc:
         return {}, Decision("config", "runtime.malloc is off")
@@ -180,7 +184,7 @@ def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, in
     if own:
         return {}, Decision("environment", ", ".join(own))
     keep = max(_LEAST_KEPT, min(_KEEP, 1 << (machine.memory // _KEEP_SHARE).bit_length() - 1))
-    old = (int(found[1]), int(found[2])) < _OLD_GLIBC
+    old = (int(glibc[1]), int(glibc[2])) < _OLD_GLIBC
     sizes = {_MALLOC[0]: min(keep, _OLD_GLIBC_LIMIT) if old else keep, _MALLOC[1]: keep}
     if _ARENAS not in overrides.environment:
         sizes[_ARENAS] = 1

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from lorad.files import read_file, write_whole
 
-TABLE, STATE = "table.json", "state.json"  # the daemon's; the process's
+TABLE = "table.json"  # the daemon writes it
+STATE = "state.json"  # the process writes it
 LONGEST = 500  # characters of what a fault says
 _BYTES = 16 << 20
 T = TypeVar("T", bound=Struct)

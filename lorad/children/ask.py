@@ -70,7 +70,7 @@ async def under_guard(
 async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncGenerator[bytes, None]:
     """Send a question and yield the lines that a process prints, up to one that ends it for the caller.
 
-    what: says which process it is. Raises PoolLost when there is no further line, or one that is too long.
+    `what` says which process it is. Raises PoolLost when there is no further line, or one that is too long.
     """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)

@@ -145,18 +145,15 @@ def end_the_rest() -> None:
                 pass
         except ChildProcessError:
             return
-        for child in _children() if now >= lingered else ():
-            try:  # noqa: SIM105
-                os.kill(child, signal.SIGKILL)
-            except PermissionError:
-                pass
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if now >= lingered else []
+        for pid in pids:
+            stat = read_stat(pid)
+            if stat and int(stat[1]) == os.getpid():
+                try:  # noqa: SIM105
+                    os.kill(pid, signal.SIGKILL)
+                except PermissionError:
+                    pass
         time.sleep(0.01)
-
-
-def _children() -> list[int]:
-    """Return the pids of this process's own children."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if (stat := read_stat(pid)) and int(stat[1]) == os.getpid()]
 
 
 def read_stat(pid: int) -> list[bytes]:

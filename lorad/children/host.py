@@ -38,15 +38,16 @@ class Process(Protocol):
 
 
 class Host(Protocol):
-    """Another machine, where paths are in the directory of its agent.
+    """Is another machine, where paths are in the directory of its agent.
 
-    name: for people.
-    address: the IP that other nodes reach it by.
-    interface: of the network that ranks use; "" for the one that has the address.
-    directory: absolute, of the agent.
-    python: lorad's interpreter there.
-    devices: of the pool, as CUDA_VISIBLE_DEVICES names them.
-    lost: why, once the machine is given up, with all that runs there.
+    Attributes:
+        name: what people call it.
+        address: the IP that other nodes reach it by.
+        interface: the network interface that ranks use; "" for the one that has the address.
+        directory: the agent's, absolute.
+        python: lorad's interpreter on it.
+        devices: the pool's, as CUDA_VISIBLE_DEVICES names them.
+        lost: why, once the machine is given up, with all that runs on it.
     """
 
     name: str
@@ -109,23 +110,23 @@ class Host(Protocol):
         """Return what `weights_sha256` finds there. Raises SpecError when there is no such model."""
         ...
 
-    def inward(self, name: str, here: Path) -> AbstractAsyncContextManager[None]:
-        """Listen on a Unix socket there, whose first caller is joined to the Unix socket `here`."""
+    def inward(self, name: str, local: Path) -> AbstractAsyncContextManager[None]:
+        """Listen on a Unix socket there, whose first caller is joined to the Unix socket `local`."""
         ...
 
-    def outward(self, name: str, here: Path) -> AbstractAsyncContextManager[None]:
-        """Listen on the Unix socket `here`, whose callers are joined to one there."""
+    def outward(self, name: str, local: Path) -> AbstractAsyncContextManager[None]:
+        """Listen on the Unix socket `local`, whose callers are joined to one there."""
         ...
 
 
-async def check_weights(hosts: Sequence[Host], model: Path, wanted: str) -> None:
+async def check_weights(hosts: Sequence[Host], model: Path, sha256: str) -> None:
     """Raise SpecError unless every machine has the weights of this sha256 there, as this one has."""
-    there = await asyncio.gather(*(host.weights(model, None) for host in hosts))
-    for host, found in zip(hosts, there, strict=True):
-        if found != wanted:
+    digests = await asyncio.gather(*(host.weights(model, None) for host in hosts))
+    for host, digest in zip(hosts, digests, strict=True):
+        if digest != sha256:
             raise SpecError(
-                f"{model} has other weights on {host.name} (sha256 {found[:12]}…) than at home "
-                f"({wanted[:12]}…)",
+                f"{model} has other weights on {host.name} (sha256 {digest[:12]}…) than at home "
+                f"({sha256[:12]}…)",
                 key="model.name",
                 hint="Copy the model there again.",
             )

@@ -105,10 +105,10 @@ class Requirements(Struct, frozen=True):
 
 
 def installation(
-    python: Path, env: Mapping[str, str], wanted: Requirements, hint: str
+    python: Path, env: Mapping[str, str], requirements: Requirements, hint: str
 ) -> Iterator[InterpreterFinding]:
-    """Torch, GPUs and modules, as the environment's own Python finds them. hint: how it is installed."""
-    seen = look(python, env, wanted)
+    """Yield torch, GPUs and modules as the environment's own Python has them; `hint` says how it is made."""
+    seen = look(python, env, requirements)
     if isinstance(seen, str):
         whole = f"Is the installation whole?\n{hint}"
         yield InterpreterFinding("torch", False, f"{python} could not be asked: {seen}", whole)
@@ -133,17 +133,13 @@ def _torch_and_gpus(seen: dict[str, Any]) -> InterpreterFinding:
 
 
 def look(
-    python: Path, env: Mapping[str, str], wanted: Requirements, *, seconds: float = _LOOK_SECONDS
+    python: Path, env: Mapping[str, str], requirements: Requirements, *, seconds: float = _LOOK_SECONDS
 ) -> dict[str, Any] | str:
-    """Import what is wanted in the environment, for at most so many seconds. Returns what its Python prints
+    """Import what is required in the environment, for at most so many seconds. Returns what its Python prints
     of it, or why it prints nothing.
     """
-    command = [
-        str(python),
-        "-c",
-        _LOOK,
-        json.dumps([wanted.packages, wanted.modules, wanted.for_gpus]),
-    ]
+    required = json.dumps([requirements.packages, requirements.modules, requirements.for_gpus])
+    command = [str(python), "-c", _LOOK, required]
     try:
         done = subprocess.run(
             command,
@@ -154,8 +150,8 @@ def look(
             cwd="/",
             env={**os.environ, **env},
         )
-        found = json.loads(done.stdout.splitlines()[-1])
-        return found if isinstance(found, dict) else "it gave no answer"
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return answer if isinstance(answer, dict) else "it gave no answer"
     except subprocess.TimeoutExpired:
         return f"it said nothing for {seconds:.0f} s"
     except subprocess.CalledProcessError as error:

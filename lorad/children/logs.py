@@ -1,4 +1,4 @@
-"""The log of a child, which others append to and cut."""
+"""Reads the log of a child, which others append to and cut."""
 
 import os
 import re
@@ -13,10 +13,11 @@ _TAIL_BYTES = 65536
 
 
 class Log:
-    """began: bytes of the file before the present life."""
+    """Reads the log of a child, whose present life begins behind the first `began` bytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.began = path, 0
+        self.path = path
+        self.began = 0
 
     def size(self) -> int:
         """Return the length in bytes; 0 without a file."""
@@ -26,12 +27,11 @@ class Log:
             return 0
 
     def tail(self, lines: int, since: int) -> str:
-        """Return the last non-empty lines of this life; "" when there are none. since: of `size`, to begin
-        at.
-        """
+        """Return the last non-empty lines of this life behind the first `since` bytes; "" for none."""
         try:
             with self.path.open("rb") as file:
-                size, begin = file.seek(0, os.SEEK_END), max(self.began, since)
+                size = file.seek(0, os.SEEK_END)
+                begin = max(self.began, since)
                 # the daemon cuts what is too large
                 file.seek(max(begin if begin <= size else 0, size - _TAIL_BYTES))
                 text = file.read().decode(errors="replace")

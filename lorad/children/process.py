@@ -247,7 +247,7 @@ def _kill_writers(life: Life) -> bool:
     was_any = False
     left: set[int] = set()
     deadline = time.monotonic() + KILL_SECONDS
-    while (left := _left(life, left)) and time.monotonic() < deadline:
+    while (left := _processes(life, left)) and time.monotonic() < deadline:
         was_any = True
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError), opened(pid) as pidfd:
@@ -257,23 +257,20 @@ def _kill_writers(life: Life) -> bool:
     return was_any
 
 
-def _left(life: Life, before: set[int]) -> set[int]:
-    """Return the processes of a life that are not gone. before: those of the last look, which may have closed
-    the log since.
+def _processes(life: Life, before: set[int]) -> set[int]:
+    """Return the pids of a life that are not gone; the ones of `before` may have closed the log since.
+
+    A process that the guard had in its session may have closed it too, once it is ending.
     """
-    return {
-        pid
-        for pid in pids()
-        if _writes_for(pid, life) or _ends_of(pid, life) or (pid in before and start_time(pid) is not None)
-    }
-
-
-def _ends_of(pid: int, life: Life) -> bool:
-    """Check whether a process that the guard had in its session is ending, and may have closed the log."""
-    stat = stat_of(pid)
-    if stat is None or stat.is_over or not stat.flags & _PF_EXITING:
-        return False
-    return stat.session == life.guard_pid and stat.start >= life.start_time
+    running = set()
+    for pid in pids():
+        stat = stat_of(pid)
+        is_ending = stat is not None and not stat.is_over and bool(stat.flags & _PF_EXITING)
+        was_guarded = stat is not None and stat.session == life.guard_pid and stat.start >= life.start_time
+        remains = pid in before and start_time(pid) is not None
+        if _writes_for(pid, life) or (is_ending and was_guarded) or remains:
+            running.add(pid)
+    return running
 
 
 def _writes_for(pid: int, life: Life) -> bool:

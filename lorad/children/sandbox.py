@@ -55,10 +55,10 @@ def sandboxed(file: Path, python: Path | None, environment: Mapping[str, str], k
 
 
 def _prefixes(python: Path | None) -> list[str]:
-    """Where an interpreter and its packages lie."""
+    """Return the directories that an interpreter and its packages lie in."""
     if python is None:
-        found = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
-        return [*found, str(Path(sys.executable).resolve().parents[1])]
+        own = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
+        return [*own, str(Path(sys.executable).resolve().parents[1])]
     try:
         asked = subprocess.run(
             [str(python), "-I", "-c", _PREFIXES],

@@ -14,9 +14,12 @@ def spawn(
     """Start a process under a guard. Returns the guard, and a socket to it.
 
     The child's pid can be read from the socket. The guard ends the child once the socket is closed.
-    locks: file descriptors of locks that the guard holds until nothing of the child is left.
-    passed: file descriptors that the child inherits.
-    options: of Popen, for the guard and with it the child.
+
+    Args:
+        argv: The child's command.
+        locks: File descriptors of locks that the guard holds until nothing of the child is left.
+        passed: File descriptors that the child inherits.
+        options: What Popen takes for the guard, and with it the child.
 
     Raises OSError.
     """

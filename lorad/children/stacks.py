@@ -1,4 +1,4 @@
-"""The stacks of processes that do not answer: those that a launcher has started, by their RANK."""
+"""Writes the stacks of a launcher's ranks to their log, when they do not answer."""
 
 import contextlib
 import os
@@ -36,16 +36,16 @@ def dump(launcher: int, log: Path) -> None:
 
 def _pids(launcher: int) -> Mapping[int, int]:
     """Map rank to pid."""
-    found = {}
+    ranks = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(launcher).children():
             with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                found[int(child.environ()["RANK"])] = child.pid
-    return found
+                ranks[int(child.environ()["RANK"])] = child.pid
+    return ranks
 
 
 def spy() -> str | None:
-    """py-spy beside this interpreter, or in PATH."""
+    """Return the path of py-spy, beside this interpreter or in PATH; None where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 

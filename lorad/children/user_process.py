@@ -264,9 +264,8 @@ def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
 def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
     """Read the file of `path/to/file.py:function`.
 
-    memory: bytes that the process of it may have; 0: half of the machine's.
-
-    Raises SpecError, which blames `key`.
+    Its process may have so many bytes of memory; 0 stands for half of the machine's. Raises SpecError, which
+    blames `key`.
     """
     path, _, function = name.rpartition(":")
     file = (cwd / expanded(path)).absolute()

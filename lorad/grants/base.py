@@ -1,4 +1,4 @@
-"""What grant processes have in common: the request that they read, and the pool that they talk to."""
+"""Reads the request of a grant process, and talks to the pool that asked for it."""
 
 import asyncio
 from pathlib import Path
@@ -12,23 +12,24 @@ LARGER = "Ask for more devices, keep such nodes out (cluster.nodes, cluster.labe
 
 
 def read_request(path: Path) -> GrantRequest:
-    """Raises OSError, and ValueError for what is no request."""
+    """Read the request of a grant. Raises OSError, and ValueError for what is no request."""
     return msgspec.json.decode(path.read_bytes(), type=GrantRequest)
 
 
-def too_small(told: GrantedNode, wanted: int) -> str:
-    """Say which GPU of a node has the least memory, where that is less than wanted, in bytes; "" else."""
-    least, device = min(zip(told.memory, told.devices, strict=False), default=(wanted, ""))
-    if least >= wanted:
+def too_small(node: GrantedNode, needed: int) -> str:
+    """Say which GPU of a node has the least memory, where that is less than needed, in bytes; "" else."""
+    least, device = min(zip(node.memory, node.devices, strict=False), default=(needed, ""))
+    if least >= needed:
         return ""
-    return f"{told.node}: GPU {device} has {in_units(least)}, and the pool needs {in_units(wanted)} of each"
+    return f"{node.node}: GPU {device} has {in_units(least)}, and the pool needs {in_units(needed)} of each"
 
 
 class Pool:
     """The connection to the pool, whose end is the end of the grant."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._said: GrantLine | None = None
 
     @classmethod

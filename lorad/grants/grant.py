@@ -50,13 +50,18 @@ _HINT = "Resume the runs; a new pool asks for other nodes."
 
 
 class Grant:
-    """Made by `taken`. hosts: the nodes with ranks; rollout: further ones, which have only servers.
+    """Holds the nodes that a pool was granted; `taken` makes it.
 
-    returned: (lost, new) for each rollout node that another one takes the place of.
+    Attributes:
+        hosts: The nodes with ranks.
+        rollout: Further nodes, which have only servers.
+        returned: The lost and the new node, for each rollout node that another one takes the place of.
     """
 
     def __init__(self, setup: NodesSetup, life: str, work: Path, logs: Path) -> None:
-        self._setup, self._life, self._logs = setup, life, logs
+        self._setup = setup
+        self._life = life
+        self._logs = logs
         self._private = private_directory(work / "grant")
         self._record = work / "granter.json"
         self._nodes: dict[str, Node] = {}
@@ -75,11 +80,11 @@ class Grant:
         return list(self._nodes.values())[self._setup.nodes :]
 
     def placed(self, software: Mapping[str, str]) -> tuple[PlacedNode, ...]:
-        """Describe the nodes with ranks, for journals. software: versions by name, the same on all."""
+        """Describe the nodes with ranks, for journals. All have the same `software`: versions by name."""
         versions = {"lorad": lorad.__version__, **software}
         digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()
         return tuple(
-            PlacedNode(node=node.name, boot_id=node.told.boot_id, devices=node.devices, software=digest)
+            PlacedNode(node=node.name, boot_id=node.granted.boot_id, devices=node.devices, software=digest)
             for node in self.hosts
         )
 
@@ -112,15 +117,15 @@ class Grant:
             self._tell("asked")
             granted = await self._answer(lines, child)
 
-            async def connect(told: GrantedNode) -> Node:
-                self._check(told)
-                node = Node.connected(told, credentials, self._life, self._setup)
-                made = self._nodes[told.node] = await stack.enter_async_context(node)
-                made.leaving.add_done_callback(lambda _: self._leave(made))
-                return made
+            async def connect(granted_node: GrantedNode) -> Node:
+                self._check(granted_node)
+                connection = Node.connected(granted_node, credentials, self._life, self._setup)
+                node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
+                node.leaving.add_done_callback(lambda _: self._leave(node))
+                return node
 
-            for told in granted.nodes:
-                await connect(told)
+            for granted_node in granted.nodes:
+                await connect(granted_node)
             self._tell("granted", nodes=granted.nodes)
             follow = asyncio.create_task(self._follow(lines, connect))
             stack.callback(follow.cancel)
@@ -196,22 +201,23 @@ class Grant:
                     self._tell("lost", words)
                     raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
 
-    def _check(self, told: GrantedNode) -> None:
-        """Raises NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
+    def _check(self, granted: GrantedNode) -> None:
+        """Raise NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
         that is too small.
         """
-        if told.uid != os.getuid():
+        name = granted.node
+        if granted.uid != os.getuid():
             raise NotAllowed(
-                f"{told.node} runs lorad as user {told.uid}, and this pool is of user {os.getuid()}",
+                f"{name} runs lorad as user {granted.uid}, and this pool is of user {os.getuid()}",
                 hint="A cluster has one user: ask its administrator for one of your own.",
             )
-        if words := too_small(told, self._setup.memory):
+        if words := too_small(granted, self._setup.memory):
             self._tell("refused", words, LARGER)
             raise SpecError(words, key="resources.devices", hint=LARGER)
-        if told.node in self._nodes or not told.node.isprintable() or len(told.node) > _NAME:
-            raise NotAllowed(f"a node says that its name is {told.node[:80]!r}, which is another's or none")
-        if not len(told.devices) == len({*told.devices}) == self._setup.devices:
-            said = f"{told.node} says that it has {len(told.devices)} devices"
+        if name in self._nodes or not name.isprintable() or len(name) > _NAME:
+            raise NotAllowed(f"a node says that its name is {name[:80]!r}, which is another's or none")
+        if not len(granted.devices) == len({*granted.devices}) == self._setup.devices:
+            said = f"{name} says that it has {len(granted.devices)} devices"
             raise NotAllowed(f"{said}, and {self._setup.devices} different ones were asked for")
 
     async def _follow(
@@ -252,26 +258,27 @@ class Grant:
             self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
 
     def _lose(self, line: Lost) -> None:
-        """Without a rollout node the others go on."""
+        """Give up a node. Without a rollout node the others go on."""
         if (node := self._nodes.get(line.node)) is None:
             return
-        words, left = f"{line.node}: {line.how}", tuple(n for n in self._status.nodes if n.node != line.node)
+        words = f"{line.node}: {line.how}"
         if node in self.rollout:
             self._gone.append(self._nodes.pop(line.node))
-            self._tell("granted", words, nodes=left)
+            others = tuple(other for other in self._status.nodes if other.node != line.node)
+            self._tell("granted", words, nodes=others)
         else:
             self._tell("lost", words, nodes=self._status.nodes)
         node.lose(line.how)
 
     async def _again(self, line: Granted, connect: Callable[[GrantedNode], Awaitable[Node]]) -> None:
         """Put nodes in the places of those that were lost. One that fails at once is lost again."""
-        for told in line.nodes:
+        for granted in line.nodes:
             try:
-                node = await connect(told)
+                node = await connect(granted)
             except LoradError as error:
-                log.error("%s was granted again, but: %s", told.node, error)
+                log.error("%s was granted again, but: %s", granted.node, error)
                 continue
-            self._tell("granted", nodes=(*self._status.nodes, told))
+            self._tell("granted", nodes=(*self._status.nodes, granted))
             if self._gone:
                 self.returned.put_nowait((self._gone.pop(0), node))
 

@@ -1,4 +1,4 @@
-"""`python -m lorad.grants.probe ASKED`: the nodes of a cluster, tried out for `lorad doctor --cluster`.
+"""Tries out the nodes of a cluster for `lorad doctor --cluster`: `python -m lorad.grants.probe QUESTION`.
 
 It takes a grant of processors alone, looks around on every node, and gives it back. Each finding is a line of
 JSON.
@@ -47,8 +47,14 @@ print(json.dumps({
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """setup: of the grant. devices: GPUs that config.yaml says of a node, by name. interpreters: path ->
-    backend. bases: directories of base models. seconds: to wait for the grant.
+    """Says which nodes to try out, and what they should have.
+
+    Attributes:
+        setup: what the grant is asked for.
+        devices: how many GPUs config.yaml says of a node, by its name.
+        interpreters: the backend of each interpreter, by its path.
+        bases: directories of base models.
+        seconds: how long to wait for the grant.
     """
 
     setup: NodesSetup
@@ -67,7 +73,8 @@ class _ProbedNode(Struct, frozen=True):
 
 
 async def _probe(asked: Asked, work: Path) -> None:
-    waiting, began = asyncio.timeout(asked.seconds), time.monotonic()
+    waiting = asyncio.timeout(asked.seconds)
+    began = time.monotonic()
     try:
         async with waiting, taken(asked.setup, "doctor", work, work) as grant:
             waiting.reschedule(None)
@@ -86,9 +93,10 @@ async def _probe(asked: Asked, work: Path) -> None:
 
 
 async def _look_at(node: Node, asked: Asked, work: Path) -> None:
-    """Raises PoolLost when the node is lost meanwhile."""
-    log, wanted = work / f"{node.name}.log", {"interpreters": [*asked.interpreters], "bases": asked.bases}
-    child = node.child("look", [node.python, "-c", _LOOK, json.dumps(wanted)], {}, log=log, files={})
+    """Look around on a node, and print what was found. Raises PoolLost when the node is lost meanwhile."""
+    log = work / f"{node.name}.log"
+    places = json.dumps({"interpreters": [*asked.interpreters], "bases": asked.bases})
+    child = node.child("look", [node.python, "-c", _LOOK, places], {}, log=log, files={})
     await child.start()
     how = await child.ended()
     lines = [line.removeprefix(f"{node.name}: ") for line in log.read_text().splitlines()]
@@ -111,13 +119,12 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
 
 
 def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[InterpreterFinding]:
-    about = f"lorad {node.told.lorad}, Python {seen.python}, uid {node.told.uid}, {size(seen.free)} free"
-    yield InterpreterFinding(
-        node.name, seen.free > 2 << 30, about, "Versions and checkpoints are staged there."
-    )
-    wanted = asked.devices.get(node.name, 0)
-    hint = f"cluster.nodes says {wanted} for {node.name}: correct it, or look at `nvidia-smi` there."
-    yield InterpreterFinding(node.name, len(seen.gpus) >= wanted, f"{len(seen.gpus)} GPUs seen", hint)
+    agent = f"lorad {node.granted.lorad}, Python {seen.python}, uid {node.granted.uid}"
+    hint = "Versions and checkpoints are staged there."
+    yield InterpreterFinding(node.name, seen.free > 2 << 30, f"{agent}, {size(seen.free)} free", hint)
+    devices = asked.devices.get(node.name, 0)
+    hint = f"cluster.nodes says {devices} for {node.name}: correct it, or look at `nvidia-smi` there."
+    yield InterpreterFinding(node.name, len(seen.gpus) >= devices, f"{len(seen.gpus)} GPUs seen", hint)
     for path, version in seen.interpreters.items():
         name = asked.interpreters[path]
         hint = f"Install {name} there, or correct backends.{name}.python."

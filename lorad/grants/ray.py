@@ -219,10 +219,11 @@ def _placed(pool: _PoolConnection, request: _Json) -> Any:
 
 
 def _group(request: _Json, ids: list[str]) -> Any:
-    """Ask for a bundle a node. ids: Ray's, of nodes that the first bundles must be on."""
+    """Ask for a bundle a node; the first ones must be on the nodes of these ids of Ray's."""
     setup = request["setup"]
-    number, labels = _count(setup), setup.get("labels") or {}
-    asked = [{**labels, "ray.io/node-id": one} for one in ids] + [labels] * (number - len(ids))
+    number = _count(setup)
+    labels = setup.get("labels") or {}
+    asked = [{**labels, "ray.io/node-id": node} for node in ids] + [labels] * (number - len(ids))
     return ray.util.placement_group(
         [_bundle(setup)] * number,
         strategy="STRICT_SPREAD",
@@ -243,14 +244,15 @@ def _warm(setup: _Json) -> list[str]:
     """
     if setup.get("rollout_nodes"):
         return []
-    free, bundle = ray._private.state.available_resources_per_node(), _bundle(setup)
-    found = [
+    free = ray._private.state.available_resources_per_node()
+    bundle = _bundle(setup)
+    warm = [
         node["NodeID"]
         for node in _fitting(setup)
         if node["NodeManagerAddress"] in setup.get("warm", ())
         and all(free.get(node["NodeID"], {}).get(kind, 0) >= size for kind, size in bundle.items())
     ]
-    return found[: _count(setup)]
+    return warm[: _count(setup)]
 
 
 def _fitting(setup: _Json) -> list[_Json]:
@@ -267,7 +269,9 @@ def _fitting(setup: _Json) -> list[_Json]:
 
 def _lacking(setup: _Json) -> str:
     """Put into words what is asked for and what there is: "2 x 8 GPUs: 3 nodes alive, 0 GPUs free"."""
-    devices, labels, number = setup["devices"], setup.get("labels") or {}, _count(setup)
+    devices = setup["devices"]
+    labels = setup.get("labels") or {}
+    number = _count(setup)
     alive = [node for node in ray.nodes() if node["Alive"]]
     fitting = _fitting(setup)
     kind = "GPU" if devices else "CPU"
@@ -280,9 +284,9 @@ def _lacking(setup: _Json) -> str:
 
 
 def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
-    """Start an agent in each of these bundles; returns their nodes, sorted by name.
+    """Start an agent in each of these bundles within so many seconds; returns their nodes, sorted by name.
 
-    seconds: that they may take; None waits for bundles that Ray has to place again. Raises RefusedError.
+    None waits for bundles that Ray has to place again. Raises RefusedError.
     """
     setup = request["setup"]
     actors = [_actor(setup, group, index) for index in bundles]
@@ -346,12 +350,12 @@ def _name_nodes(seen: list[_Json], group: Any) -> None:
 
     Nodes of one name are numbered, in the order of their addresses and Ray's ids.
     """
-    known = {node["NodeID"]: node for node in ray.nodes()}
+    by_id = {node["NodeID"]: node for node in ray.nodes()}
     where = ray.util.placement_group_table(group)["bundles_to_node_id"]
     for node in seen:
-        ray_node = known.get(where[node["index"]], {})
-        given = ray_node.get("NodeName") or node["host"]
-        node["node"] = node["host"] if given == ray_node.get("NodeManagerAddress") else given
+        ray_node = by_id.get(where[node["index"]], {})
+        name = ray_node.get("NodeName") or node["host"]
+        node["node"] = node["host"] if name == ray_node.get("NodeManagerAddress") else name
         node["id"] = where[node["index"]]
     names = [node["node"] for node in seen]
     for name in {name for name in names if names.count(name) > 1}:
@@ -372,7 +376,8 @@ def _follow(pool: _PoolConnection, request: _Json, group: Any, nodes: list[_Json
     events: queue.SimpleQueue[tuple[_Json, _Json]] = queue.SimpleQueue()  # how a node was lost; {}: it is new
     for node in nodes:
         _in_thread(lambda node=node: events.put((node, _end_of(node))))
-    left, is_whole = len(nodes), True
+    left = len(nodes)
+    is_whole = True
     while left:
         try:
             node, how = events.get(timeout=0.1)

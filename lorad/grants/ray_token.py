@@ -28,7 +28,8 @@ try:
 except AuthenticationError:
     sys.exit(11)
 """
-_IS_OPEN, _NO_TOKEN = 0, 11  # exit codes of _PROBE; others: no answer
+_IS_OPEN = 0  # exit codes of _PROBE; with others there was no answer
+_NO_TOKEN = 11
 
 
 class _Listener(Protocol):
@@ -38,11 +39,12 @@ class _Listener(Protocol):
 
 
 class RefusedError(Exception):
-    """Nothing will be granted. words: why. hint: what to do."""
+    """Says that nothing will be granted: `words` say why, and `hint` what to do."""
 
     def __init__(self, words: str, hint: str) -> None:
         super().__init__(words)
-        self.words, self.hint = words, hint
+        self.words = words
+        self.hint = hint
 
 
 def reach(pool: _Listener, setup: dict[str, Any]) -> str:
@@ -50,7 +52,8 @@ def reach(pool: _Listener, setup: dict[str, Any]) -> str:
 
     Raises RefusedError where it refuses the token, or is open to everybody.
     """
-    address, environment = setup.get("address") or "auto", _with_token(setup.get("token_file", ""))
+    address = setup.get("address") or "auto"
+    environment = _with_token(setup.get("token_file", ""))
     if address.startswith("ray://"):
         raise RefusedError(
             f"{address} is the address of a Ray Client server",
@@ -58,32 +61,30 @@ def reach(pool: _Listener, setup: dict[str, Any]) -> str:
         )
     os.environ.update(environment)
     while True:
-        code, found = _probe(address, environment)
+        code, at = _probe(address, environment)
         if code == _NO_TOKEN:
             where = setup.get("token_file") or os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
             has_token = environment["RAY_AUTH_MODE"] == "token"
             raise RefusedError(
-                f"Ray at {found} refuses the token of {where}"
-                if has_token
-                else f"Ray at {found} asks for a token",
+                f"Ray at {at} refuses the token of {where}" if has_token else f"Ray at {at} asks for a token",
                 "Copy the cluster's token into a file of yours with mode 0600, and name that in config.yaml: "
                 "cluster.token_file.",
             )
-        if code == _IS_OPEN and found:
+        if code == _IS_OPEN and at:
             break
         pool.say("Waiting", words=f"Ray does not answer at {address}")
         pool.pause(_LOOK_SECONDS)
     without = {"RAY_AUTH_MODE": "disabled"}
-    asks = _probe(found, without)[0] == _NO_TOKEN
+    asks = _probe(at, without)[0] == _NO_TOKEN
     if not asks and not setup.get("insecure"):
         raise RefusedError(
-            f"the Ray cluster at {found} asks for no token: whoever reaches its ports runs programs on it",
+            f"the Ray cluster at {at} asks for no token: whoever reaches its ports runs programs on it",
             "Start it with RAY_AUTH_MODE=token and a token (`ray get-auth-token --generate`), or insist: "
             "cluster.insecure: true.",
         )
     if not asks:
         os.environ.update(without)  # in token mode this process would refuse what the cluster's workers say
-    return found
+    return at
 
 
 def _with_token(path: str) -> dict[str, str]:
@@ -93,16 +94,16 @@ def _with_token(path: str) -> dict[str, str]:
     """
     if not path:
         named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & {*os.environ}
-        there = named or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
-        return {"RAY_AUTH_MODE": "token" if there else "disabled"}
+        has_token = named or os.path.exists(os.path.expanduser("~/.ray/auth_token"))
+        return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
     path = os.path.expanduser(path)
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise RefusedError(
             f"cluster.token_file: {path}: {error.strerror}", "Copy the cluster's token there, with mode 0600."
         ) from None
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise RefusedError(
             f"cluster.token_file: others may read {path}, or it is not yours", f"chmod 600 {path}"
         )

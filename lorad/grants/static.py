@@ -33,18 +33,19 @@ _LINE = 1 << 20
 
 
 class _Never(str):
-    """Why a node, or a grant, will never do."""
+    """Says why a node, or a grant, will never do."""
 
 
 class _Started:
-    """An agent, and the process that carries its stdin and stdout."""
+    """Holds an agent, and the process that carries its stdin and stdout."""
 
     def __init__(self, node: StaticNode, process: asyncio.subprocess.Process) -> None:
-        self.node, self.process = node, process
-        self.told: GrantedNode | None = None
+        self.node = node
+        self.process = process
+        self.granted: GrantedNode | None = None
 
     async def ask(self, start: AgentStart) -> str:
-        """Tell it whose it is, and fill in `told`; else return why there is no node."""
+        """Tell the agent whose it is, and fill in `granted`; else return why there is no node."""
         assert self.process.stdin and self.process.stdout
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -56,10 +57,10 @@ class _Started:
             said = msgspec.json.decode(line)
             if said.get("kind") == "Refused":
                 return str(said.get("words"))
-            told = msgspec.convert(said, GrantedNode)
-            if (told.node, told.ip) != (self.node.name, self.node.address):
-                return f"its agent says that it is {told.node[:80]!r} at {told.ip[:80]!r}"
-            self.told = told
+            granted = msgspec.convert(said, GrantedNode)
+            if (granted.node, granted.ip) != (self.node.name, self.node.address):
+                return f"its agent says that it is {granted.node[:80]!r} at {granted.ip[:80]!r}"
+            self.granted = granted
             return ""
         except TimeoutError:
             return f"its agent said nothing for {_START_SECONDS:.0f} s"
@@ -102,7 +103,7 @@ async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
     except BaseException:
         await started.end()
         raise
-    if started.told is not None and (small := too_small(started.told, request.setup.memory)):
+    if started.granted is not None and (small := too_small(started.granted, request.setup.memory)):
         why = _Never(small)
     if not why:
         return started
@@ -120,11 +121,11 @@ async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> li
         for node in hosts:
             if len(taken) == request.setup.bundles:
                 break
-            found = await _try(node, request)
-            if isinstance(found, str):
-                lacking.append(found)
+            started = await _try(node, request)
+            if isinstance(started, str):
+                lacking.append(started)
             else:
-                taken.append(found)
+                taken.append(started)
         if len(taken) == request.setup.bundles:
             return sorted(taken, key=lambda started: started.node.name)
     except BaseException:
@@ -141,10 +142,12 @@ async def _end(taken: Sequence[_Started]) -> None:
 
 
 class _Holding:
-    """The nodes of one grant. hosts: those that may be taken, in the order in which they are tried."""
+    """Holds the nodes of one grant; `hosts` may be taken, and are tried in this order."""
 
     def __init__(self, request: GrantRequest, pool: Pool, hosts: Sequence[StaticNode]) -> None:
-        self._request, self._pool, self._hosts = request, pool, hosts
+        self._request = request
+        self._pool = pool
+        self._hosts = hosts
         self._taken: list[_Started] = []
         self._choosing = asyncio.Lock()
 
@@ -158,7 +161,7 @@ class _Holding:
             await asyncio.sleep(_AGAIN_SECONDS)
         self._taken = taken
         try:
-            await self._pool.say(Granted(tuple(started.told for started in taken if started.told)))
+            await self._pool.say(Granted(tuple(started.granted for started in taken if started.granted)))
             async with asyncio.TaskGroup() as group:
                 for place, started in enumerate(taken):
                     group.create_task(self._follow(started, is_elastic=place >= self._request.setup.nodes))
@@ -166,7 +169,7 @@ class _Holding:
             await _end(self._taken)
 
     async def _follow(self, started: _Started, *, is_elastic: bool) -> None:
-        """Say when a node is lost. is_elastic: it has no ranks, and another may take its place."""
+        """Say when a node is lost; an elastic one has no ranks, and another may take its place."""
         while True:
             code = await started.process.wait()
             self._taken.remove(started)
@@ -174,8 +177,8 @@ class _Holding:
             if not is_elastic:
                 return
             started = await self._another()
-            if started.told is not None:
-                await self._pool.say(Granted((started.told,)))
+            if started.granted is not None:
+                await self._pool.say(Granted((started.granted,)))
 
     async def _another(self) -> _Started:
         """Take any node that is not taken, the same one included."""
@@ -183,21 +186,20 @@ class _Holding:
             async with self._choosing:
                 names = {started.node.name for started in self._taken}
                 for node in self._hosts:
-                    if node.name not in names and not isinstance(
-                        found := await _try(node, self._request), str
-                    ):
-                        self._taken.append(found)
-                        return found
+                    started = None if node.name in names else await _try(node, self._request)
+                    if isinstance(started, _Started):
+                        self._taken.append(started)
+                        return started
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _hold(request: GrantRequest, pool: Pool) -> None:
-    wanted = request.setup.devices
-    hosts = [host for host in request.setup.hosts if host.devices >= wanted]
+    devices = request.setup.devices
+    hosts = [host for host in request.setup.hosts if host.devices >= devices]
     if len(hosts) >= request.setup.bundles:
         await _Holding(request, pool, hosts).hold()
         return
-    each = f" with {wanted} GPUs each" if wanted else ""
+    each = f" with {devices} GPUs each" if devices else ""
     words = f"{request.setup.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
     await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
 
@@ -205,7 +207,8 @@ async def _hold(request: GrantRequest, pool: Pool) -> None:
 async def main() -> int:
     request = read_request(Path(sys.argv[1]))
     pool = await Pool.connect(request)
-    holding, gone = asyncio.create_task(_hold(request, pool)), asyncio.create_task(pool.gone())
+    holding = asyncio.create_task(_hold(request, pool))
+    gone = asyncio.create_task(pool.gone())
     await asyncio.wait({holding, gone}, return_when=asyncio.FIRST_COMPLETED)
     if not gone.done():
         holding.result()  # what went wrong

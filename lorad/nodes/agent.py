@@ -57,10 +57,15 @@ _START_BYTES = 1 << 20
 
 
 class Agent:
-    """life: of the only pool that may call. lease: seconds."""
+    """Serves the only pool that may call, whose life has this name, and ends when it is silent for a lease
+    (seconds).
+    """
 
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
-        self.life, self.lease, self.start, self.places = life, lease, start, places
+        self.life = life
+        self.lease = lease
+        self.start = start
+        self.places = places
         self._name = name
         self.credentials = Credentials(f"lorad node {name}", places.directory)
         self.context = self.credentials.server(start.certificate)
@@ -186,12 +191,12 @@ class Agent:
             self.end("the pool has closed its connection")
 
     async def _tunnel(self, path: Path, pair: Pair) -> None:
-        there = await asyncio.open_unix_connection(str(path))
+        server = await asyncio.open_unix_connection(str(path))
         await write(pair[1], Done())
-        await splice(pair, there)
+        await splice(pair, server)
 
     async def _listen(self, path: Path, pair: Pair) -> None:
-        """The first caller is joined to the pool; there is no other."""
+        """Join the first caller to the pool; the others are sent away."""
         caller: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
 
         def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,8 +209,8 @@ class Agent:
             gone = asyncio.create_task(pair[0].read(1))  # the pool says nothing before
             try:
                 await write(pair[1], Done())
-                some: set[asyncio.Future[Any]] = {caller, gone}
-                await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+                awaited: set[asyncio.Future[Any]] = {caller, gone}
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 gone.cancel()
                 await asyncio.wait({gone})
@@ -271,7 +276,7 @@ def _print(message: msgspec.Struct) -> None:
 
 
 def _first_line() -> AgentStart:
-    """Raises DecodeError, which is a ValueError."""
+    """Read what the agent is started with. Raises DecodeError, which is a ValueError."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _START_BYTES and (more := os.read(0, 1)):
         data += more

@@ -72,5 +72,5 @@ def check_peer(writer: asyncio.StreamWriter, peer: str) -> None:
 
 def is_peer(writer: asyncio.StreamWriter, *peers: str) -> bool:
     """Return whether the other end has one of these certificates."""
-    there = writer.get_extra_info("ssl_object").getpeercert(True)
-    return there in [ssl.PEM_cert_to_DER_cert(peer) for peer in peers]
+    certificate = writer.get_extra_info("ssl_object").getpeercert(True)
+    return certificate in [ssl.PEM_cert_to_DER_cert(peer) for peer in peers]

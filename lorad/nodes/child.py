@@ -27,14 +27,18 @@ class _Node(Protocol):
 
 
 class RemoteChild:
-    """See `Child` and `Host.child`. In the log, which others may share, its lines begin with
-    the node's name.
+    """Is a child on another machine: see `Child` and `Host.child`.
+
+    In the log, which others may share, its lines begin with the node's name.
     """
 
     def __init__(self, node: _Node, asked: messages.Spawn, log: Path, shadows: Path | None) -> None:
-        self._node, self._asked, self._shadows = node, asked, shadows
+        self._node = node
+        self._asked = asked
+        self._shadows = shadows
         self.pid: int | None = None
-        self._log, self._rest = Log(log), ""
+        self._log = Log(log)
+        self._rest = ""
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -45,12 +49,10 @@ class RemoteChild:
         self._log.path.touch(mode=0o600)
         self._log.began = self._log.size()
         try:
-            told = await self._node.ask(self._asked)
-            if not (told.isascii() and told.isdecimal() and len(told) < _PID):
-                raise PoolLost(
-                    f"{self._node.name} started {self._asked.name}, and told no pid: {told[:40]!r}"
-                )
-            self.pid = int(told)
+            pid = await self._node.ask(self._asked)
+            if not (pid.isascii() and pid.isdecimal() and len(pid) < _PID):
+                raise PoolLost(f"{self._node.name} started {self._asked.name}, and told no pid: {pid[:40]!r}")
+            self.pid = int(pid)
         except asyncio.CancelledError:
             await self._end_there(grace=0.0)
             raise

@@ -25,12 +25,17 @@ _LOG_BYTES = 64 << 20  # of a log that was sent already, before it is cut
 
 
 class Control:
-    """directory: of the agent. trust, leaves: see `messages.Trust` and `Leave`."""
+    """Does what the pool asks of an agent whose files lie in `directory`.
+
+    It calls `trust` for `messages.Trust`, and `leaves` for `messages.Leave`.
+    """
 
     def __init__(
         self, directory: Path, trust: Callable[[Iterable[str]], None], leaves: Callable[[], None]
     ) -> None:
-        self._directory, self._trust, self._leaves = directory, trust, leaves
+        self._directory = directory
+        self._trust = trust
+        self._leaves = leaves
         self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saying = asyncio.Lock()
@@ -140,10 +145,12 @@ class Control:
 
 
 class _ChildNews:
-    """What a child wrote since the last look."""
+    """Yields what a child wrote since the last look."""
 
     def __init__(self, name: str, place: Path, patterns: tuple[str, ...]) -> None:
-        self._name, self._place, self._patterns = name, place, patterns
+        self._name = name
+        self._place = place
+        self._patterns = patterns
         self._sent = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a look may cut a character
         self._times: dict[str, int] = {}
@@ -157,9 +164,9 @@ class _ChildNews:
 
     def _changed(self, path: Path) -> Iterator[Told]:
         with contextlib.suppress(OSError):
-            there = path.stat()
-            if there.st_size and there.st_mtime_ns != self._times.get(path.name):
-                self._times[path.name] = there.st_mtime_ns
+            status = path.stat()
+            if status.st_size and status.st_mtime_ns != self._times.get(path.name):
+                self._times[path.name] = status.st_mtime_ns
                 with path.open("rb") as file:
                     text = file.read(_FOLLOWED).decode(errors="replace")
                 yield Wrote(name=self._name, file=path.name, text=text)

@@ -16,11 +16,11 @@ _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]+")
 def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
     """Lock GPUs for the life of this process and its children; returns their UUIDs.
 
-    devices: UUIDs, or indices as `nvidia-smi` has them. Raises SpecError for one that is not there, Conflict
-    for one that is held.
+    They are named by UUIDs, or by indices as `nvidia-smi` has them. Raises SpecError for one that is not
+    there, Conflict for one that another process holds.
     """
-    found = tuple(_uuid(device) for device in devices)
-    for uuid in found:
+    uuids = tuple(_uuid(device) for device in devices)
+    for uuid in uuids:
         try:
             gpu_locks.take_lock(gpu_locks.DIRECTORY, uuid)
         except BlockingIOError:
@@ -28,7 +28,7 @@ def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
                 f"GPU {uuid} is held by another process there",
                 hint="It is used by lorad on that machine, or by another pool: give it to one of them.",
             ) from None
-    return found
+    return uuids
 
 
 def memory_of(uuids: Sequence[str]) -> tuple[int, ...]:
@@ -61,11 +61,11 @@ def _uuid(device: str) -> str:
 
 def interface_of(address: str) -> str:
     """Return the network interface that has an IP; "" when there is none."""
-    wanted = ipaddress.ip_address(address)
+    ip = ipaddress.ip_address(address)
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6):
-                found = ipaddress.ip_address(entry.address.partition("%")[0])
-                if found == wanted or (found.is_loopback and wanted.is_loopback):
+                own = ipaddress.ip_address(entry.address.partition("%")[0])
+                if own == ip or (own.is_loopback and ip.is_loopback):
                     return name
     return ""

@@ -40,7 +40,7 @@ class Peer(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, kw_only=True):
-    """name: a path in the agent's directory. life: of the pool that calls."""
+    """Opens a connection of the pool whose life has this name; `name` is a path in the agent's directory."""
 
     kind: Literal["control", "tunnel", "serve", "put", "fetch"]
     life: str
@@ -141,7 +141,7 @@ class Done(Told, frozen=True):
 
 
 class Failed(Told, frozen=True):
-    """error: see `to_wire`."""
+    """Refuses a request; `to_wire` made the error."""
 
     error: dict[str, Any]
     id: int = 0

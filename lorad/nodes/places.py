@@ -20,8 +20,10 @@ _LOCK = "life.lock"
 
 @dataclass(frozen=True)
 class Places:
-    """directory: 0700, of a short name, for the present life alone. `adapters` in it lies in memory where
-    there is room; `python` in it holds lorad and nothing that lorad depends on.
+    """Has a directory for the present life alone, which is 0700 and has a short name.
+
+    `adapters` in it lies in memory where there is room; `python` in it holds lorad and nothing that lorad
+    depends on.
     """
 
     directory: Path

@@ -17,18 +17,22 @@ _CONNECT_SECONDS = 10.0
 
 
 class _Way:
-    """One neighbour that is connected, and those behind it."""
+    """Leads to a neighbour that is connected, and to the ones behind it."""
 
     def __init__(self, peer: Peer, behind: Sequence[Peer], pair: Pair) -> None:
-        self.peer, self.behind = peer, behind
+        self.peer = peer
+        self.behind = behind
         self.reader, self.writer = pair
 
 
 class Relay:
-    """to: all nodes that shall have the directory `name`. lease: seconds that a neighbour may be silent."""
+    """Passes a directory on to all nodes of `to`; a neighbour may be silent for a lease (seconds)."""
 
     def __init__(self, credentials: Credentials, life: str, lease: float, to: Sequence[Peer]) -> None:
-        self._credentials, self._life, self._lease, self._to = credentials, life, lease, to
+        self._credentials = credentials
+        self._life = life
+        self._lease = lease
+        self._to = to
         self._ways: list[_Way] = []
         self.failed: Failures = {}
 

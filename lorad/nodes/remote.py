@@ -58,44 +58,48 @@ _HINT = "Resume the runs; a new pool starts, on other nodes if need be."
 
 
 class Node:
-    """Made by `connected`. lost: why, once the node is given up. leaving: done once its agent was asked to
-    end, which it does when the node is given up.
+    """Leads the agent of a node; `connected` makes it.
+
+    Attributes:
+        lost: Why, once the node is given up.
+        leaving: Done once its agent was asked to end, which it does when the node is given up.
     """
 
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls, told: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup
+        cls, granted: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup
     ) -> AsyncIterator[Self]:
         """Lead the agent of a node until the end of the block, which is its end.
 
         Raises PoolLost when it does not answer, and what it refuses with.
         """
-        if told.lorad != lorad.__version__:
+        if granted.lorad != lorad.__version__:
             raise SpecError(
-                f"{told.node} has lorad {told.lorad}, and this machine {lorad.__version__}",
+                f"{granted.node} has lorad {granted.lorad}, and this machine {lorad.__version__}",
                 key="cluster.node_python",
                 hint="Install the same version on all machines.",
             )
-        node = cls(told, credentials, life, setup)
+        node = cls(granted, credentials, life, setup)
         await node._connect()
         try:
             yield node
         finally:
             await node._close()
 
-    def __init__(self, told: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
-        self.told, self.name, self.address, self.interface = (
-            told,
-            told.node,
-            told.ip,
-            setup.interface or told.interface,
-        )
+    def __init__(self, granted: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
+        self.granted = granted
+        self.name = granted.node
+        self.address = granted.ip
+        self.interface = setup.interface or granted.interface
         self.python = setup.python or sys.executable
-        self.directory, self.devices = Path(told.directory), told.devices
+        self.directory = Path(granted.directory)
+        self.devices = granted.devices
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._context, self._life, self._lease = credentials.client(told.certificate), life, setup.lease
+        self._context = credentials.client(granted.certificate)
+        self._life = life
+        self._lease = setup.lease
         self._credentials = credentials
         self._trusts: frozenset[str] = frozenset()
         self._open: set[asyncio.StreamWriter] = set()
@@ -155,10 +159,10 @@ class Node:
 
     async def relay(self, name: str, source: Path, others: Sequence[Host]) -> dict[str, BaseException]:
         nodes = [self, *(other for other in others if isinstance(other, Node))]
-        everybody = frozenset(node.told.certificate for node in nodes)
+        everybody = frozenset(node.granted.certificate for node in nodes)
         trusted = await asyncio.gather(*(node.trust(everybody) for node in nodes), return_exceptions=True)
         to = [
-            messages.Peer(node.name, node.address, node.told.port, node.told.certificate)
+            messages.Peer(node.name, node.address, node.granted.port, node.granted.certificate)
             for node, error in zip(nodes, trusted, strict=True)
             if error is None
         ]
@@ -189,9 +193,9 @@ class Node:
             await asyncio.to_thread(_move, draft, into)
 
     @asynccontextmanager
-    async def inward(self, name: str, here: Path) -> AsyncIterator[None]:
+    async def inward(self, name: str, local: Path) -> AsyncIterator[None]:
         async with self._opened(Hello(kind="serve", life=self._life, name=name)) as pair:
-            joining = asyncio.create_task(_join(pair, here))
+            joining = asyncio.create_task(_join(pair, local))
             try:
                 yield
             finally:
@@ -199,17 +203,17 @@ class Node:
                 await asyncio.wait({joining})
 
     @asynccontextmanager
-    async def outward(self, name: str, here: Path) -> AsyncIterator[None]:
+    async def outward(self, name: str, local: Path) -> AsyncIterator[None]:
         async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                async with self._opened(Hello(kind="tunnel", life=self._life, name=name)) as there:
-                    await splice((reader, writer), there)
+                async with self._opened(Hello(kind="tunnel", life=self._life, name=name)) as tunnel:
+                    await splice((reader, writer), tunnel)
             except Exception as error:
                 log.debug("%s: no tunnel to %s: %s", self.name, name, error)
             finally:
                 writer.close()
 
-        async with listening(here, called):
+        async with listening(local, called):
             yield
 
     async def ask(self, request: Request) -> str:
@@ -265,13 +269,13 @@ class Node:
 
     @asynccontextmanager
     async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
-        """Connect, and say hello. is_done: wait for the answer."""
+        """Connect, and say hello; wait for the answer unless `is_done` is false."""
         with self._as_lost():
             reader, writer = await self._connection()
         self._open.add(writer)
         try:
             with self._as_lost():
-                check_peer(writer, self.told.certificate)
+                check_peer(writer, self.granted.certificate)
                 never_hangs(writer, self._lease)
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     await write(writer, hello)
@@ -284,11 +288,11 @@ class Node:
 
     async def _connection(self) -> Pair:
         """Connect, unless the node is given up meanwhile."""
-        opening = asyncio.open_connection(self.address, self.told.port, ssl=self._context, limit=LINE)
+        opening = asyncio.open_connection(self.address, self.granted.port, ssl=self._context, limit=LINE)
         connecting = asyncio.create_task(opening)
-        some: set[asyncio.Future[Any]] = {connecting, self.lost}
+        awaited: set[asyncio.Future[Any]] = {connecting, self.lost}
         try:
-            await asyncio.wait(some, timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 raise TimeoutError(self.lost.result() if self.lost.done() else "no connection came to be")
             return connecting.result()
@@ -359,8 +363,8 @@ def _move(draft: Path, into: Path) -> None:
     draft.rmdir()
 
 
-async def _join(pair: Pair, here: Path) -> None:
-    """Join whoever calls over there to a socket here."""
+async def _join(pair: Pair, local: Path) -> None:
+    """Join whoever calls over there to a socket of this machine."""
     with contextlib.suppress(OSError):
         await answer(pair[0])
-        await splice(pair, await asyncio.open_unix_connection(str(here)))
+        await splice(pair, await asyncio.open_unix_connection(str(local)))

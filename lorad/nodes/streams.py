@@ -68,13 +68,12 @@ async def answer_of(reader: asyncio.StreamReader, kind: type[T]) -> T:
 
 def list_files(directory: Path) -> tuple[FileSaid, ...]:
     """Describe the files of a directory, which has no others inside. Blocks."""
-    found = []
+    files = []
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
-            found.append(
-                FileSaid(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
-            )
-    return tuple(found)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        files.append(FileSaid(path.name, path.stat().st_size, digest))
+    return tuple(files)
 
 
 async def send_files(writer: asyncio.StreamWriter, directory: Path, files: Sequence[FileSaid]) -> None:
@@ -136,7 +135,8 @@ async def receive_files(
 async def _receive(
     reader: asyncio.StreamReader, path: Path, said: FileSaid, pass_on: Callable[[bytes], Awaitable[None]]
 ) -> None:
-    digest, left = hashlib.sha256(), said.size
+    digest = hashlib.sha256()
+    left = said.size
     with path.open("xb") as file:
         while left:
             try:
@@ -162,7 +162,7 @@ async def listening(
     called: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
     limit: int = 1 << 16,
 ) -> AsyncIterator[None]:
-    """Have a Unix socket, 0600, whose callers are given to `called`. limit: bytes of a line."""
+    """Have a Unix socket, 0600, whose callers are given to `called`; a line has at most `limit` bytes."""
     server = await asyncio.start_unix_server(called, sock=listen(path), limit=limit)
     try:
         yield
@@ -171,12 +171,12 @@ async def listening(
         remove(path)
 
 
-async def splice(one: Pair, other: Pair) -> None:
+async def splice(left: Pair, right: Pair) -> None:
     """Join two connections until both directions have ended; a half that is closed is closed over there."""
     try:
-        await asyncio.gather(_pump(one[0], other[1]), _pump(other[0], one[1]))
+        await asyncio.gather(_pump(left[0], right[1]), _pump(right[0], left[1]))
     finally:
-        for _, writer in (one, other):
+        for _, writer in (left, right):
             writer.transport.abort()
 
 

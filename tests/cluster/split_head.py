@@ -41,7 +41,7 @@ async def main(setup: NodesSetup, directory: Path) -> None:
         async with opened(config, directory) as pool:
             (server,) = pool.engine._fleet.servers  # type: ignore[attr-defined]
             while (await pool.work.health()).alive and (await pool.engine.health()).alive:
-                now = {"node": server.host.name, "agent": server.host.told.pid, "state": server.state}
+                now = {"node": server.host.name, "agent": server.host.granted.pid, "state": server.state}
                 if now != said:
                     print(json.dumps({"kind": "server", **now}), flush=True)
                     said = now

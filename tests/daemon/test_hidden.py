@@ -244,7 +244,8 @@ async def _tried(eve: CallerOf, method: str, asked: Asked) -> list[str]:
     text, names = str(answer), _names_in(f"{asked.path} {asked.body}")
     wrong = [] if status < 500 else [f"{line}: {status} {text}"]
     rest = text
-    for name in (*names, "zqgone", "zqpast"):  # what it asked about itself, and what is its own by now
+    # the home's name is made of random letters; then what it asked about itself, and what is its own by now
+    for name in (str(eve.home), *names, "zqgone", "zqpast"):
         rest = rest.replace(name, "")
     if WORD in rest.lower():
         at = rest.lower().index(WORD)

@@ -33,6 +33,7 @@ class CallerOf:
 
     def __init__(self, uid: int, home: Path) -> None:
         self.uid = uid
+        self.home = home
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(uid)],
             stdin=subprocess.PIPE,

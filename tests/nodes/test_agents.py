@@ -108,13 +108,13 @@ async def test_an_endless_line_is_not_kept(node: Node, tmp_path: Path) -> None:
 
 @shared
 async def test_a_start_that_is_cancelled_ends_it(node: Node, tmp_path: Path) -> None:
-    os.kill(node.told.pid, signal.SIGSTOP)
+    os.kill(node.granted.pid, signal.SIGSTOP)
     mark = f"cancelled {uuid.uuid4()}"
     starting = asyncio.create_task(child(node, tmp_path / "log", STUBBORN, mark).start())
     await asyncio.sleep(0.05)
     starting.cancel()
     await asyncio.sleep(0.05)
-    os.kill(node.told.pid, signal.SIGCONT)
+    os.kill(node.granted.pid, signal.SIGCONT)
     with pytest.raises(asyncio.CancelledError):
         await starting
     await node.digest("absent")  # the agent has taken up what was asked before
@@ -169,7 +169,7 @@ async def test_files_arrive_whole_and_return(node: Node, tmp_path: Path) -> None
 
 async def half_put(node: Node, data: bytes, said: FileSaid) -> None:
     """Put a directory whose only file is announced as `said`."""
-    reader, writer = await asyncio.open_connection(node.address, node.told.port, ssl=node._context)
+    reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="put", life=LIFE, name="adapters/odd", files=(said,)))
     await answer(reader)
     writer.write(data)
@@ -234,12 +234,12 @@ async def test_nobody_behind_a_tunnel_ends_it(node: Node) -> None:
 
 @shared
 async def test_another_life_or_head_is_refused(node: Node) -> None:
-    reader, writer = await asyncio.open_connection(node.address, node.told.port, ssl=node._context)
+    reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="put", life="pool@2"))
     with pytest.raises(NotAllowed, match="this agent is of pool@1, not of pool@2"):
         await answer(reader)
     writer.close()
-    reader, writer = await asyncio.open_connection(node.address, node.told.port, ssl=node._context)
+    reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="control", life=LIFE))
     with pytest.raises(Conflict, match="pool@1 leads this agent already"):
         await answer(reader)

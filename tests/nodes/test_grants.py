@@ -50,7 +50,7 @@ async def test_all_nodes_are_granted_by_name(tmp_path: Path) -> None:
         assert [node.name for node in grant.hosts] == ["h1", "h2"] and grant.rollout == []
         found = status(tmp_path)
         assert found.state == "granted" and [node.ip for node in found.nodes] == ["127.0.0.1", "127.0.0.2"]
-        pids = [node.told.pid for node in grant.hosts]
+        pids = [node.granted.pid for node in grant.hosts]
     async with asyncio.timeout(20):
         while any(start_time(pid) is not None for pid in pids):  # noqa: ASYNC110 (it is polled)
             await asyncio.sleep(0.02)
@@ -127,7 +127,7 @@ async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None
         lost = grant.hosts[1]
         guard = json.loads((tmp_path / "granter.json").read_bytes())["guard_pid"]
         (process,) = psutil.Process(guard).children()
-        os.kill(process.pid if victim == "grant" else lost.told.pid, signal.SIGKILL)
+        os.kill(process.pid if victim == "grant" else lost.granted.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             assert await lost.lost
             with pytest.raises(PoolLost, match="was lost with its node h2"):
@@ -169,7 +169,7 @@ async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[Stati
     asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30)
     async with taken(asked, "p", tmp_path, tmp_path) as grant:
         (node,) = grant.hosts
-        assert node.name == "h2" and node.told.memory == (80 << 30,)
+        assert node.name == "h2" and node.granted.memory == (80 << 30,)
 
 
 @pytest.mark.system
@@ -193,7 +193,7 @@ def test_what_ray_grants_is_large_enough(tmp_path: Path) -> None:
 @pytest.mark.system
 async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
     async with taken(setup(), "p", tmp_path, tmp_path) as grant:
-        os.kill(grant.hosts[1].told.pid, signal.SIGTERM)
+        os.kill(grant.hosts[1].granted.pid, signal.SIGTERM)
         async with asyncio.timeout(20):
             while not status(tmp_path).leaving:  # noqa: ASYNC110 (it is polled)
                 await asyncio.sleep(0.02)
@@ -220,14 +220,14 @@ async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
 async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -> None:
     async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
         (lost,), (trains,) = grant.rollout, grant.hosts
-        os.kill(lost.told.pid, number)
+        os.kill(lost.granted.pid, number)
         async with asyncio.timeout(30):
             gone, node = await grant.returned.get()
-        assert gone is lost and node.name == "h2" and node.told.pid != lost.told.pid
+        assert gone is lost and node.name == "h2" and node.granted.pid != lost.granted.pid
         assert grant.rollout == [node] and grant.hosts == [trains] and not trains.lost.done()
         assert await node.digest("absent") == "" == await trains.digest("absent")
         found = status(tmp_path)
-        assert found.state == "granted" and [each.pid for each in found.nodes][1] == node.told.pid
+        assert found.state == "granted" and [each.pid for each in found.nodes][1] == node.granted.pid
 
 
 @pytest.mark.system
@@ -294,4 +294,4 @@ def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> Non
         until(lambda: servers[-1].state == "failed")
         assert not running.pool.engine._fleet.is_over  # type: ignore[attr-defined]
         until(lambda: servers[-1].state == "up")
-        assert servers[-1].host.told.pid != lost and len(status(tmp_path).nodes) == 1 + count
+        assert servers[-1].host.granted.pid != lost and len(status(tmp_path).nodes) == 1 + count

@@ -302,7 +302,7 @@ async def test_a_silent_node_holds_nobody_up(tmp_path: Path, monkeypatch: pytest
         prompts = [prompt(f"p{i}", [i, 5]) for i in range(8)]
         call = asyncio.create_task(complete(engine, BASE, prompts, SLOW))
         await until(lambda: own.servers[1].in_flight)
-        os.kill(hosts[1].told.pid, signal.SIGSTOP)
+        os.kill(hosts[1].granted.pid, signal.SIGSTOP)
         async with asyncio.timeout(30):
             await own.load("run@1")
             assert len(await call) == 8

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lorad.rl.tools.specs import tool_of
-from tests.end_to_end.test_school_maths import make_model, write
+from tests.end_to_end.learning.test_school_maths import make_model, write
 from tests.kit.world import REPOSITORY, World, world
 
 pytestmark = pytest.mark.system
