@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.end_to_end.test_calculator import calling_world, tuned
+from tests.end_to_end.learning.test_calculator import calling_world, tuned
 from tests.kit.world import REPOSITORY
 
 VARIABLE = "LORAD_AGENTS_PYTHON"
