@@ -41,7 +41,7 @@ lorad = sys.modules["lorad"] = types.ModuleType("lorad")
 lorad.__path__ = [sys.argv[1]]
 importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))
 """
-_START_LIMIT = 60.0  # seconds for the import of a file
+_START_SECONDS = 60.0  # for the import of a file
 _PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
 _PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
@@ -120,13 +120,17 @@ class UserProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def load(self, code: Code, key: str, kind: type[_Loaded]) -> _Loaded:
-        """Have the function imported. Raises SpecError, which blames `key`, when it cannot be."""
+    def load(
+        self, code: Code, key: str, kind: type[_Loaded], seconds: float = _START_SECONDS, hint: str = ""
+    ) -> _Loaded:
+        """Have the function imported within so many seconds. Raises SpecError, which blames `key`, when it
+        cannot be.
+        """
         try:
-            ready = self.ask(code, kind, _START_LIMIT)
+            ready = self.ask(code, kind, seconds)
         except Lost as lost:
             problem = f"{lost} while {code.file} was imported"
-            raise SpecError(problem, key=key, hint="Mend the file.") from None
+            raise SpecError(problem, key=key, hint=f"Mend the file{hint}.") from None
         if ready.error:
             hint = ready.hint or "Mend the file; it is imported as a module."
             raise SpecError(ready.error, key=key, hint=hint)

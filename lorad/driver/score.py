@@ -1,12 +1,17 @@
 """Verb two: score the samples with the reward, and say which of them take part in the step."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from lorad.driver.rewards import Score
 from lorad.driver.session import Rollout, Sample, Session, StepSelection
+from lorad.envs.programs import ProgramHosts
 from lorad.errors import LoradError
 from lorad.rl.advantage import best_of, shaped, zero_variance
 from lorad.spec.model import Spec
+
+_MANY_ROWS = 1.5  # of an episode
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
@@ -17,7 +22,32 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
         scores = rollout.scoring.scores()
     for note in session.rewarder.notes():
         session.warn(note)
+    _warn_of_cut_turns(session, rollout.samples)
     return scores
+
+
+def _warn_of_cut_turns(session: Session, samples: list[Sample]) -> None:
+    """Warn once where agent programs go on behind turns that were cut: what follows such a turn cannot stand
+    in its row.
+    """
+    hosts = session.hosts
+    if not isinstance(hosts, ProgramHosts) or hosts.has_warned:
+        return
+    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    cut = sum(
+        any(turn.finish == "length" and turn.row != after.row for turn, after in pairwise(episode.turns))
+        for episode in episodes
+    )
+    rows = sum(1 + len(sample.forks) for sample in samples) / len(samples)
+    if 2 * cut <= len(samples) or rows < _MANY_ROWS:
+        return
+    hosts.has_warned = True
+    session.warn(
+        f"{cut} of {len(samples)} episodes of step {session.state.step + 1} went on behind a turn that "
+        f"rollout.max_new_tokens ({session.spec.rollout.max_new_tokens}) had cut: each such turn costs a new "
+        f"row with the whole history as its prompt, {rows:.1f} rows an episode; raise it, or have the "
+        "program end there"
+    )
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
@@ -29,7 +59,7 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     run = session.params.run
     if len(failed) <= spec.max_failures * len(scores) or not spec.algorithm.reads_reward:
         return None
-    names = " or ".join(reward.name for reward in spec.rewards)
+    names = spec.env.name or " or ".join(reward.name for reward in spec.rewards)
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
         f"reward.max_failures allows {spec.max_failures:.0%}: {failed[0].error}",

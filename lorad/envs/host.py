@@ -171,7 +171,8 @@ class _EnvProcess:
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         try:
-            child.load(self._setup, "env.name", Ready)
+            limit = self._spec.start_timeout
+            child.load(self._setup, "env.name", Ready, limit, ", or raise env.start_timeout")
         except SpecError:
             self._stop()
             raise

@@ -1,23 +1,32 @@
 """Run an agent program in a process of its own: `main(LIFELINE)`.
 
-JSON lines: a Setup, answered by Ready; then one Play at a time, answered by Played; `programs.py` has their
-forms. See `lorad/children/user_code.py`.
+JSON lines: a Setup, answered by Ready; then Plays, each answered by Played when it ends; `programs.py` has
+their forms. See `lorad/children/user_code.py`.
 
 It may run in another interpreter, so that the standard library is all that it imports.
 """
 
 import asyncio
+import contextvars
 import inspect
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, BinaryIO
 
+from lorad.children.user_async import answer_as_they_end, outcome, within
 from lorad.children.user_code import as_reward, describe, import_function, limit_memory, open_lines, send_json
 from lorad.errors import LoradError
 
 _PARAMETERS = ("base_url", "task", "sampling")
+_CANCEL_SECONDS = 1.0  # for the tasks of an episode to end, once they are cancelled
+_MOST_METRICS = 64
+_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
+_TASKS: contextvars.ContextVar["set[asyncio.Future[Any]] | None"] = contextvars.ContextVar(
+    "tasks of the episode", default=None
+)
 
 
 def main(lifeline: int) -> None:
@@ -29,9 +38,7 @@ def main(lifeline: int) -> None:
         send_json(replies, {"error": describe(error, setup), "hint": _hint(error)})
         return
     send_json(replies, {})
-    with asyncio.Runner() if hasattr(asyncio, "Runner") else _OlderRunner() as runner:
-        for line in requests:
-            send_json(replies, _played(setup, function, json.loads(line), runner.run))
+    asyncio.run(_serve(setup, function, requests, replies))
 
 
 def _hint(error: BaseException) -> str:
@@ -53,36 +60,69 @@ def _load(setup: Any) -> Callable[..., Any]:
     return function
 
 
-def _played(setup: Any, function: Callable[..., Any], play: dict[str, Any], run: Any) -> dict[str, Any]:
-    started = time.monotonic()
+async def _serve(setup: Any, function: Callable[..., Any], requests: BinaryIO, replies: BinaryIO) -> None:
+    """Play each episode that is asked for, as many at a time as are asked for."""
+    asyncio.get_running_loop().set_task_factory(_noted)
+
+    async def play(line: bytes) -> None:
+        request = json.loads(line)
+        started = time.monotonic()
+        program = function(*(request[name] for name in _PARAMETERS), **setup.args)
+        answer = await _played(setup, program)
+        answer["seconds"] = time.monotonic() - started
+        send_json(replies, answer | {"play": request["play"]})
+
+    await answer_as_they_end(requests, play)
+
+
+def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyncio.Task[Any]":
+    """Make a task, and note it among those of the episode that starts it."""
+    task = asyncio.Task[Any](work, loop=loop, **keywords)
+    if (tasks := _TASKS.get()) is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
+
+
+async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, Any]:
+    """Play an episode and leave none of its tasks behind, which would go on beside others."""
+    tasks = set[asyncio.Future[Any]]()
+    _TASKS.set(tasks)
     try:
-        value = run(_alone(function(*(play[name] for name in _PARAMETERS), **setup.args)))
-        answer: dict[str, Any] = {"reward": as_reward(value)}
-    except BaseException as error:
-        answer = {"error": describe(error, setup), "is_last": not isinstance(error, Exception)}
-        answer["is_last"] |= isinstance(error, MemoryError)
-    return answer | {"seconds": time.monotonic() - started}
+        value, error = await within(setup.timeout, outcome(program))
+        answer = _failure(setup, error) if error else _answer(value)
+    except TimeoutError:
+        answer = {"error": f"it took {setup.timeout:g} s (env.episode_timeout)"}
+    except (Exception, asyncio.CancelledError) as error:
+        answer = {"error": describe(error, setup)}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+        answer["is_last"] = answer.get("is_last", False) or bool(running)
+    return answer
 
 
-async def _alone(program: Coroutine[Any, Any, Any]) -> Any:
-    """Leave no task behind, which would speak in the next episode."""
-    try:
-        return await program
-    finally:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+def _answer(value: Any) -> dict[str, Any]:
+    """Take apart what the program returned: its reward, or a pair of its reward and metrics by name.
+
+    Raises ValueError.
+    """
+    if not isinstance(value, tuple):
+        return {"reward": as_reward(value)}
+    if len(value) != 2 or not isinstance(value[1], dict):
+        raise ValueError(f"returned {len(value)} values, not a reward and its metrics by name")
+    reward, metrics = value
+    if len(metrics) > _MOST_METRICS or not all(isinstance(n, str) and _METRIC.fullmatch(n) for n in metrics):
+        raise ValueError(
+            f"returned other metrics than {_MOST_METRICS} short names of letters, digits and _./- at most"
+        )
+    return {"reward": as_reward(reward), "metrics": {name: as_reward(metrics[name]) for name in metrics}}
 
 
-class _OlderRunner:
-    """Stands for asyncio.Runner, which Python 3.10 lacks; each program has a loop of its own."""
-
-    run = staticmethod(asyncio.run)
-
-    def __enter__(self) -> "_OlderRunner":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End nothing: each loop has ended."""
+def _failure(setup: Any, error: BaseException) -> dict[str, Any]:
+    is_last = isinstance(error, MemoryError) or not isinstance(error, Exception)
+    return {"error": describe(error, setup), "is_last": is_last}
 
 
 if __name__ == "__main__":

@@ -4,15 +4,21 @@ Their processes may be killed, but an episode does not outlive its own: nothing 
 """
 
 import ast
+import contextlib
+import itertools
 import os
 import queue
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
+from msgspec.structs import replace as changed
 
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Code, Ready
@@ -23,16 +29,26 @@ from lorad.protocol.heartbeat import HEART
 from lorad.spec.env import EnvSpec
 
 _CHILD = "lorad.envs.program_child"
+_GRACE_SECONDS = 2.0  # for a process that times its episodes itself
+_IDLE_SECONDS = 3600.0
+_OTHERS = "its process ended with another episode"
 
 
 class _Setup(Code):
-    """The function of a program, with `args` as its keywords."""
+    """Names the function of a program, with `args` as its keywords; an episode may take `timeout` seconds."""
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
+    timeout: float = 0.0
 
 
 class Play(Struct, frozen=True):
-    """What the function is called with. task: the row. sampling: what a request may ask for."""
+    """Says what the function is called with.
+
+    Attributes:
+        base_url: The door of the episode.
+        task: The row.
+        sampling: What a request may ask for.
+    """
 
     base_url: str
     task: dict[str, Any]
@@ -40,12 +56,21 @@ class Play(Struct, frozen=True):
 
 
 class Played(Struct, frozen=True):
-    """What it returned, or what went wrong."""
+    """Says what the function returned, or what went wrong.
+
+    Attributes:
+        play: The number of the episode in its process.
+        is_last: The process is of no further use.
+        is_shared: The process was lost with other episodes, and any of them may be the reason.
+    """
 
     reward: float | None = None
+    metrics: dict[str, float] = {}
     error: str = ""
     seconds: float = 0.0
     is_last: bool = False
+    play: int = 0
+    is_shared: bool = False
 
 
 def is_program(spec: EnvSpec, cwd: Path) -> bool:
@@ -61,7 +86,7 @@ def is_program(spec: EnvSpec, cwd: Path) -> bool:
 
 
 class Programs:
-    """Runs `env.workers` processes, each with an episode at a time. Safe between threads."""
+    """Runs `env.workers` processes, each with `env.concurrency` episodes at a time. Safe between threads."""
 
     def __init__(self, spec: EnvSpec, cwd: Path) -> None:
         """Raises SpecError for an unknown file or interpreter."""
@@ -73,69 +98,194 @@ class Programs:
                 hint="Leave it out.",
             )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
-        self._setup = _Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
+        own = {"memory_key": "env.memory", "args": spec.args, "timeout": spec.episode_timeout}
+        self._setup = _Setup(**asdict(code) | own)
         self.file = Path(code.file)
         self.source = code.source
         self._python = interpreter(spec.python, cwd, "env.python")
         self._environment = environment(os.environ, spec.pass_env)
-        self._timeout = spec.episode_timeout
-        self._workers = spec.workers
-        self._children: dict[int, UserProcess] = {}
-        self._idle: queue.Queue[int] = queue.Queue()
-        for number in range(spec.workers):
-            self._idle.put(number)
+        self._start_timeout = spec.start_timeout
+        self._concurrency = spec.concurrency
+        self._workers = [_ProgramProcess(self._open, spec.episode_timeout) for _ in range(spec.workers)]
+        self._changed = threading.Condition()
         self._closed = False
 
     def start(self) -> None:
         """Load the function now. Raises SpecError when it cannot be loaded."""
-        self._child(0)
+        self._workers[0].start()
 
-    def play(self, play: Play) -> Played:
-        """Play an episode as soon as a process has time. Blocks; never raises for what user code does."""
+    def play(self, play: Play, *, alone: bool = False) -> Played:
+        """Play an episode as soon as a process has time; `alone` with no other beside it in its process.
+
+        Blocks; never raises for what user code does.
+        """
         with HEART.waits():
-            number = self._idle.get()
-            started = time.monotonic()
+            worker = self._taken(alone)
             try:
-                played = self._child(number).ask(play, Played, self._timeout)
-            except (SpecError, Lost) as error:
-                self._stop(number)
-                why = str(error)
-                if time.monotonic() - started >= self._timeout:
-                    why = f"it took {self._timeout:g} s (env.episode_timeout)"
-                played = Played(error=why, seconds=time.monotonic() - started)
+                return worker.play(play)
             finally:
-                self._idle.put(number)
-        return played
+                with self._changed:
+                    worker.taken -= 1
+                    worker.is_reserved = worker.is_reserved and not alone
+                    self._changed.notify_all()
+
+    def _taken(self, alone: bool) -> "_ProgramProcess":
+        """Wait for a process that has room; one that is wanted alone is reserved until it has no other."""
+        with self._changed:
+            while True:
+                free = [worker for worker in self._workers if not worker.is_reserved]
+                worker = min(free, key=lambda worker: worker.taken, default=None)
+                if worker is not None and (alone or worker.taken < self._concurrency):
+                    break
+                self._changed.wait()
+            worker.is_reserved = alone
+            self._changed.wait_for(lambda: not alone or worker.taken == 0)
+            worker.taken += 1
+            return worker
 
     def close(self) -> None:
         """Kill the processes, also under `play` in another thread, whose episode then fails."""
         self._closed = True
-        for child in [*self._children.values()]:
+        for worker in self._workers:
+            worker.close()
+
+    def _open(self, keep: Callable[[UserProcess], None]) -> None:
+        """Start a process and load the function there. Raises SpecError."""
+        child = UserProcess(_CHILD, "agent", self._environment, self._python)
+        keep(child)
+        if self._closed:  # by another thread, which may not have seen the child
             child.signal()
-        numbers = [self._idle.get() for _ in range(self._workers)]
-        for number in numbers:
-            self._stop(number)
-            self._idle.put(number)  # for threads that wait, which learn that it is closed
+        child.load(self._setup, "env.name", Ready, self._start_timeout, ", or raise env.start_timeout")
 
-    def _child(self, number: int) -> UserProcess:
-        """Raises SpecError."""
-        if self._closed:
-            raise SpecError("the programs are closed", key="env.name", hint="")
-        child = self._children.get(number)
-        if child is not None and child.alive:
-            return child
-        self._stop(number)
-        child = self._children[number] = UserProcess(_CHILD, "agent", self._environment, self._python)
+
+@dataclass(eq=False)
+class _AwaitedEpisode:
+    """An episode is under way until `deadline` (time.monotonic()), and is told then how it ended."""
+
+    deadline: float
+    ended: "queue.SimpleQueue[Played]"
+
+
+class _ProgramProcess:
+    """Has one process at a time, and a thread that listens to it while it lives.
+
+    Attributes:
+        taken: How many episodes it was given.
+        is_reserved: Whether it is kept for an episode that must be alone.
+    """
+
+    def __init__(self, open_process: Callable[[Callable[[UserProcess], None]], None], timeout: float) -> None:
+        self._open = open_process
+        self._timeout = timeout
+        self.taken = 0
+        self.is_reserved = False
+        self._process: UserProcess | None = None
+        self._listener: threading.Thread | None = None
+        self._is_listening = False
+        self._lines: list[bytes] = []
+        self._under_way: dict[int, _AwaitedEpisode] = {}
+        self._numbers = itertools.count(1)
+        self._starting = threading.Lock()
+        self._lock = threading.Lock()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def start(self) -> None:
+        """Have a process that has loaded the function. Raises SpecError."""
+        with self._starting:
+            if self._is_listening:
+                return
+            if self._listener is not None:
+                self._listener.join()
+            try:
+                self._open(self._keep)
+            except SpecError:
+                self._drop()
+                raise
+            self._is_listening = True
+            self._listener = threading.Thread(target=self._listen, name="episodes", daemon=True)
+            self._listener.start()
+
+    def play(self, play: Play) -> Played:
+        """Have the process play an episode, and wait for its end."""
+        began = time.monotonic()
+        own = None
+        while own is None:
+            try:
+                self.start()
+            except SpecError as error:
+                return Played(error=str(error), seconds=time.monotonic() - began)
+            own = self._begin(play)
+        return changed(own.ended.get(), seconds=time.monotonic() - began)
+
+    def _begin(self, play: Play) -> "_AwaitedEpisode | None":
+        """Have an episode sent; None where the process was lost meanwhile."""
+        with self._lock:
+            if not self._is_listening:
+                return None
+            own = _AwaitedEpisode(time.monotonic() + self._timeout + _GRACE_SECONDS, queue.SimpleQueue())
+            number = next(self._numbers)
+            self._under_way[number] = own
+            self._lines.append(msgspec.json.encode({**asdict(play), "play": number}))
+            os.eventfd_write(self._bell, 1)
+            return own
+
+    def close(self) -> None:
+        """Kill the process; returns when its episodes have failed."""
+        if (process := self._process) is not None:
+            process.signal()
+        with self._starting:
+            if self._listener is not None:
+                self._listener.join()
+            if self._bell >= 0:
+                os.close(self._bell)
+            self._bell = -1
+
+    def _keep(self, process: UserProcess) -> None:
+        self._process = process
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _listen(self) -> None:
+        """Pass on what the process says until it is lost, and then tell its episodes so."""
+        assert self._process is not None
         try:
-            child.load(self._setup, "env.name", Ready)
-        except SpecError:
-            self._stop(number)
-            raise
-        return child
+            while True:
+                self._hear(self._process)
+        except (Lost, msgspec.MsgspecError) as error:
+            why = str(error)
+        self._drop()
+        with self._lock:
+            self._is_listening = False
+            episodes = [*self._under_way.values()]
+            self._under_way.clear()
+            self._lines.clear()
+        for own in episodes:
+            own.ended.put(Played(error=why, is_shared=len(episodes) > 1 or why == _OTHERS))
 
-    def _stop(self, number: int) -> None:
-        if (child := self._children.pop(number, None)) is not None:
-            child.kill()
+    def _hear(self, process: UserProcess) -> None:
+        """Send what is to be played, and wait for a line or the bell. Raises Lost."""
+        with self._lock:
+            for request in self._lines:
+                process.send(request)
+            self._lines.clear()
+            deadlines = [own.deadline for own in self._under_way.values()]
+        line = process.receive(min(deadlines, default=time.monotonic() + _IDLE_SECONDS), self._bell)
+        if line is None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            if deadlines and time.monotonic() >= min(deadlines):
+                raise Lost(f"it took {self._timeout:g} s (env.episode_timeout)")
+            return
+        played = msgspec.json.decode(line, type=Played)
+        with self._lock:
+            own = self._under_way.pop(played.play, None)
+        if own is not None:
+            own.ended.put(played)
+        if played.is_last:
+            raise Lost(_OTHERS)
 
 
 def open_hosts(spec: EnvSpec, cwd: Path, format: Format) -> "Hosts | ProgramHosts":
@@ -144,10 +294,15 @@ def open_hosts(spec: EnvSpec, cwd: Path, format: Format) -> "Hosts | ProgramHost
 
 
 class ProgramHosts:
-    """Programs of training, and those of evals."""
+    """Holds the programs of training, and those of evals.
+
+    Attributes:
+        has_warned: Whether the run was warned of turns that were cut and did not end their episodes.
+    """
 
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
         """Raises SpecError."""
+        self.has_warned = False
         self.format = format
         self.training = Programs(spec, cwd)
         self.evals = Programs(spec, cwd)

@@ -109,6 +109,12 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
     if isinstance(host, Programs):
         _check_program(spec, form, host)
         return
+    if env.concurrency > 1:
+        raise SpecError(
+            f"{env.name} is a class, and a process asks one of its environments at a time",
+            key="env.concurrency",
+            hint="Leave it out, and raise env.workers; several at a time are for agent programs.",
+        )
     try:
         host.start()
         task = Task(example.row, spec.seed)

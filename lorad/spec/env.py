@@ -26,9 +26,13 @@ class EnvSpec(Part, frozen=True):
         timeout: seconds for one turn; then its process is killed.
         episode_timeout: seconds that the environment may take for all turns of an episode together; for an
             agent program, from its call to its end.
+        start_timeout: seconds for the import of its file, and of all that this imports, in each process.
         retry: how often an episode that got no answer is brought back to its turn and asked again. Then it is
             left out of the step, like a sample whose reward failed.
-        workers: processes, of training and of evals each. A process runs one agent program at a time.
+        workers: processes, of training and of evals each.
+        concurrency: agent programs that a process runs at a time, as tasks of one event loop; a program that
+            blocks instead of waiting holds the others up. One that ends its process costs the others another
+            try, each in a process for itself.
         python: interpreter that runs it, with packages of its own, from Python 3.10 on; for a class it needs
             msgspec. null is that of lorad.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
@@ -45,8 +49,10 @@ class EnvSpec(Part, frozen=True):
     format: Annotated[str, Meta(pattern=r"^[a-z0-9.-]+$")] = "auto"
     timeout: PositiveFloat = 30.0
     episode_timeout: PositiveFloat = 600.0
+    start_timeout: PositiveFloat = 300.0
     retry: Annotated[int, Meta(ge=0, le=10)] = 1
     workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    concurrency: Annotated[int, Meta(ge=1, le=256)] = 1
     python: str | None = None
     pass_env: list[EnvName] = msgspec.field(default_factory=list)
     sandbox: Literal["none", "bubblewrap"] = "none"

@@ -19,7 +19,7 @@ _UNITS = {
     "steps": """trainer.steps schedule_steps warmup_steps eval.every sets.NAME.every checkpoint.every
         kl.reset_every max_staleness max_skipped_steps keep_samples""",
     "samples": "kl.horizon",
-    "seconds": "reward.timeout env.timeout env.episode_timeout user_code.timeout",
+    "seconds": "reward.timeout env.timeout env.episode_timeout env.start_timeout user_code.timeout",
     "bytes": "reward.memory env.memory user_code.memory",
     "publishes": "attest.amplified_every",
     "evaluations": "eval.stop.patience checkpoint.keep_evals",

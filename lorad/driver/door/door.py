@@ -61,8 +61,11 @@ class Visit:
             size = len(place.context)
             if size + self.how.max_new_tokens > self.max_tokens:
                 self.refused = "tokens"
+                # clients know an episode that has become too long by these words of OpenAI's and vLLM's
+                words = f"This model's maximum context length is {self.max_tokens} tokens (env.max_tokens)"
                 raise Refusal(
-                    f"A turn behind {size} tokens does not fit into {self.max_tokens} (env.max_tokens).",
+                    f"{words}: {size} tokens of messages leave no room for a turn of "
+                    f"{self.how.max_new_tokens} (rollout.max_new_tokens).",
                     "messages",
                     "context_length_exceeded",
                 )
@@ -140,6 +143,7 @@ class Door:
         if visit is None:
             return _over()
         model = {"id": visit.version, "object": "model", "created": 0, "owned_by": "lorad"}
+        model["max_model_len"] = visit.max_tokens
         return web.json_response({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request) -> web.Response:

@@ -21,6 +21,7 @@ from lorad.records.episodes import EpisodeEnd, Task
 from lorad.rl.data import Example
 
 _MOST = 256  # turns that are sampled at once
+_MOST_PLAYERS = 1024  # episodes that are played at once
 
 
 def play_programs(
@@ -43,7 +44,8 @@ def play_programs(
     )
     programs = hosts.evals if is_eval else hosts.training
     seeds = seeds_of(seed, planned, n)
-    count = min(session.spec.env.workers, n * len(planned.examples))
+    env = session.spec.env
+    count = min(env.workers * env.concurrency, _MOST_PLAYERS, n * len(planned.examples))
     with ThreadPoolExecutor(count, "episode") as players:
         try:
             with HEART.waits():
@@ -96,7 +98,10 @@ class _Speakers:
     def play(
         self, format: Format, programs: Programs, example: Example, index: int, seed: Seed, task: Task
     ) -> Sample:
-        """Raises what the pool raised."""
+        """Play an episode, again where its program fails. Raises what the pool raised.
+
+        One that was lost with others is played again alone, which does not count as a retry.
+        """
         from lorad.driver.door.door import Visit
 
         spec = self._session.spec
@@ -107,7 +112,9 @@ class _Speakers:
             "top_p": self._how.top_p,
             "max_tokens": self._how.max_new_tokens,
         }
-        for _ in range(1 + spec.env.retry):
+        tries = 1 + spec.env.retry
+        alone = False
+        while tries:
             visit = Visit(
                 chains=Chains(format),
                 version=self._version,
@@ -118,7 +125,7 @@ class _Speakers:
                 speak=partial(self._speak, seed),
                 text_of=self._text_of,
             )
-            played = programs.play(Play(self._door.let_in(visit), example.row, sampling))
+            played = programs.play(Play(self._door.let_in(visit), example.row, sampling), alone=alone)
             self._door.send_away(visit)
             if visit.failed is not None:
                 raise visit.failed
@@ -127,6 +134,8 @@ class _Speakers:
                 played = Played(error="it returned without a request", seconds=played.seconds)
             if not played.error:
                 break
+            tries -= not played.is_shared
+            alone = alone or played.is_shared
         self._count.add(ended=1)
         return _sample(example, index, self._version, task, rows, played, visit.refused)
 
@@ -169,7 +178,7 @@ def _sample(
     if rows.prompt is not None:
         text, tokens = rows.prompt
         example = changed(example, prompt=text, tokens=tokens)
-    kept = Episode(task, turns, end, error=played.error)
+    kept = Episode(task, turns, end, played.metrics, played.error)
     return Sample(
         example=example,
         index=index,

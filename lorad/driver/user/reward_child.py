@@ -14,7 +14,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -28,10 +28,8 @@ from lorad.children.user_code import (
     send_json,
 )
 
-_SLICES = 10  # of the time of a coroutine
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 _MOST_PARTS = 32
-_Outcome = tuple[Any, BaseException | None]
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 
 
@@ -100,15 +98,12 @@ def _holds_accelerator() -> bool:
 
 async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies: BinaryIO) -> None:
     """Have all requests under way at once, each with its own time."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
+    from lorad.children.user_async import answer_as_they_end, outcome, within
 
-    loop = asyncio.get_running_loop()
-    under_way: set[asyncio.Task[None]] = set()
-
-    async def answer_one(request: dict[str, Any]) -> None:
+    async def answer_one(line: bytes) -> None:
+        request = json.loads(line)
         try:
-            value, error = await _within(function.timeout, _outcome(function.call(request)))
+            value, error = await within(function.timeout, outcome(function.call(request)))
             answer = function.failure(request, error) if error else function.answer(request, value)
         except TimeoutError:
             answer = function.refusal(request, f"no result within {function.timeout:g} s")
@@ -116,38 +111,7 @@ async def _answer_as_they_end(function: "_Function", requests: BinaryIO, replies
             answer = function.failure(request, error)
         send_json(replies, answer)
 
-    with ThreadPoolExecutor(1, "requests") as reader:
-        while line := await loop.run_in_executor(reader, requests.readline):
-            task = loop.create_task(answer_one(json.loads(line)))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-
-
-async def _within(seconds: float, call: Awaitable[_Outcome]) -> _Outcome:
-    """Wait for a call. Raises TimeoutError when it takes too long; what blocks the event loop meanwhile, such
-    as another call that loads a model, costs it a tenth of its time at most.
-    """
-    import asyncio
-
-    task = asyncio.ensure_future(call)
-    for _ in range(_SLICES):
-        await asyncio.wait([task], timeout=seconds / _SLICES)
-        if task.done():
-            return task.result()
-    task.cancel()
-    raise TimeoutError
-
-
-async def _outcome(call: Awaitable[Any]) -> _Outcome:
-    """Keep what the call raises, also what would end the event loop; but not that its time is over."""
-    from asyncio import CancelledError
-
-    try:
-        return await call, None
-    except CancelledError:
-        raise
-    except BaseException as error:
-        return None, error
+    await answer_as_they_end(requests, answer_one)
 
 
 class _Function:

@@ -67,6 +67,16 @@ async def run(base_url, task, sampling, bonus=0.0):
             raise KeyError("no such tool")
         case "hangs":
             time.sleep(60)
+        case "grows long":
+            with urllib.request.urlopen(base_url + "/models") as answer:
+                limit = json.load(answer)["data"][0]["max_model_len"]
+            try:
+                await say(messages=[{"role": "user", "content": "S:391=" * limit}])
+            except urllib.error.HTTPError as error:
+                said = json.load(error)["error"]
+                assert said["code"] == "context_length_exceeded"
+                assert said["message"].startswith(f"This model's maximum context length is {limit} tokens")
+            return 0.5 + bonus, {"limit": limit}
         case "talks":
             try:
                 for _ in range(9):
@@ -79,9 +89,9 @@ async def run(base_url, task, sampling, bonus=0.0):
     text = second["choices"][0]["message"]["content"]
     return (text == "28") + len(text) / 100 + bonus
 '''
-KINDS = ("grows", "forgets", "branches", "streams", "asks", "raises", "hangs", "talks")
+KINDS = ("grows", "forgets", "branches", "streams", "asks", "raises", "hangs", "talks", "grows long")
 HOW = (
-    *("data.train=rows.jsonl", "data.prompts_per_step=8", "algorithm.group_size=2", "eval.every=0"),
+    *("data.train=rows.jsonl", "data.prompts_per_step=9", "algorithm.group_size=2", "eval.every=0"),
     "env={name: 'agent.py:run', workers: 4, episode_timeout: 12, retry: 0, turns: 4, args: {bonus: 0.001}}",
     *("trainer.steps=1", "deterministic=false", "reward.max_failures=0.5", "rollout.max_new_tokens=8"),
 )
@@ -144,6 +154,12 @@ def test_requests_that_change_the_sampling_are_refused(played: Played) -> None:
     assert [(line["reward"], line["end"]) for line in kinds["talks"]] == [(0.126, "turns")] * 2
 
 
+def test_a_context_without_room_says_its_limit(played: Played) -> None:
+    run, kinds = played
+    assert [(line["reward"], line["end"]) for line in kinds["grows long"]] == [(0.501, "tokens")] * 2
+    assert run.facts("step")[0].data["metrics"]["env/limit"] > 0
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [("raises", "KeyError: 'no such tool'"), ("hangs", "it took 12 s (env.episode_timeout)")],
@@ -152,6 +168,30 @@ def test_programs_without_an_end_have_no_reward(played: Played, kind: str, says:
     _, kinds = played
     assert all(line["reward"] is None and line["end"] == "failed" for line in kinds[kind])
     assert all(says in line["error"] for line in kinds[kind])
+
+
+def alone(running: Running, name: str, kind: str, *more: str) -> Driven:
+    """A run whose rows are all of one kind."""
+    home = Path(running.config.socket).parent
+    row = msgspec.json.encode({"prompt": "-", "answer": "-", "kind": kind})
+    (home / f"{name}.jsonl").write_bytes(row)
+    how = (f"data.train={name}.jsonl", "data.prompts_per_step=1", *more)
+    return Driven(running, home, name, f"model.path={home / 'model'}", *HOW, *how)
+
+
+def test_a_failing_program_is_named(running: Running) -> None:
+    end = alone(running, "failing", "raises", "reward.max_failures=0").drive()
+    assert end.reason == "failed" and "Mend agent.py:run or allow more failures" in end.hint
+
+
+def test_turns_behind_a_cut_are_warned_of(running: Running) -> None:
+    run = alone(running, "cut", "forgets", "rollout.max_new_tokens=2", "trainer.steps=2")
+    assert run.drive().reason == "completed"
+    (warning,) = [fact.data["message"] for fact in run.facts("warning") if "had cut" in fact.data["message"]]
+    assert warning.startswith(
+        "2 of 2 episodes of step 1 went on behind a turn that rollout.max_new_tokens (2)"
+    )
+    assert "2.0 rows an episode" in warning
 
 
 @pytest.mark.system
