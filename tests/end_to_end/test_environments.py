@@ -206,6 +206,7 @@ def test_hanging_episodes_are_left_out(calm: tuple[World, dict[str, Any]]) -> No
         (("env.name=agent.py:run", "deterministic=false"), "env.format: agent.py:run is an agent program"),
         (("env.name=agent.py:runs", "deterministic=false"), "agent.py has no function runs"),
         (("env.python=/bin/none",), "env.python: there is no program /bin/none"),
+        (("env.concurrency=2",), "env.concurrency: lookup is a class"),
         (("env.max_tokens=15",), "env.max_tokens: the first observation has "),
         (("env.max_tokens=100000",), "positions of the model"),
         (("env.format=chat",), "env.format: the chat template"),
