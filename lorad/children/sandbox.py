@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lorad.box.paths import default_home
@@ -25,11 +25,24 @@ _PREFIXES = "import sys; print(sys.prefix, sys.base_prefix, sys.exec_prefix, sys
 _INSTALL = "Install bubblewrap (on Debian and Ubuntu: apt install bubblewrap), or leave the key out."
 
 
-def sandboxed(file: Path, python: Path | None, environment: Mapping[str, str], key: str) -> list[str]:
+def sandboxed(
+    file: Path,
+    python: Path | None,
+    environment: Mapping[str, str],
+    key: str,
+    *,
+    shown: Sequence[Path] = (),
+) -> list[str]:
     """Return the command that a process of user code is started with, before its own; tried once.
 
-    file: the user's. python: its interpreter, None for lorad's own.
-    Raises SpecError, which blames `key`, where bubblewrap is missing or may not do this here.
+    Args:
+        file: The user's file.
+        python: Its interpreter; None for lorad's own.
+        environment: What the process finds in its environment.
+        key: What a SpecError blames.
+        shown: Further directories that it sees, as a socket's.
+
+    Raises SpecError where bubblewrap is missing or may not do this here.
     """
     if (program := shutil.which("bwrap")) is None:
         raise SpecError("there is no bwrap here", key=key, hint=_INSTALL)
@@ -49,6 +62,8 @@ def sandboxed(file: Path, python: Path | None, environment: Mapping[str, str], k
             command += ["--ro-bind-try", path, path]
     if (secrets := default_home().resolve()).is_dir():
         command += ["--tmpfs", str(secrets)]
+    for directory in shown:
+        command += ["--ro-bind", str(directory), str(directory)]
     command += ["--chdir", str(folder), "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]
     _try_out([*command, str(python or sys.executable), "-I", "-S", "-c", ""], key)
     return command

@@ -74,7 +74,8 @@ def open_session(
     problems = load_problems(spec, tokenizer, cwd, rewarder, stack)
     tokenizer.close()  # all prompts are rendered
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
-    hosts = open_hosts(spec.env, cwd, open_format(spec, tokenizer)) if spec.env.name else None
+    form = open_format(spec, tokenizer) if spec.env.name else None
+    hosts = open_hosts(spec.env, cwd, form, run_dir.root / "door") if form else None
     if hosts is not None:
         stack.callback(hosts.close)
     HEART.tell("")  # the pool says how far it is

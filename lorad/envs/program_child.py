@@ -22,6 +22,7 @@ from lorad.errors import LoradError
 
 _PARAMETERS = ("base_url", "task", "sampling")
 _CANCEL_SECONDS = 1.0  # for the tasks of an episode to end, once they are cancelled
+_PART = 1 << 16  # bytes that are passed on at once
 _MOST_METRICS = 64
 _METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
 _TASKS: contextvars.ContextVar["set[asyncio.Future[Any]] | None"] = contextvars.ContextVar(
@@ -63,9 +64,12 @@ def _load(setup: Any) -> Callable[..., Any]:
 async def _serve(setup: Any, function: Callable[..., Any], requests: BinaryIO, replies: BinaryIO) -> None:
     """Play each episode that is asked for, as many at a time as are asked for."""
     asyncio.get_running_loop().set_task_factory(_noted)
+    port = await _relayed(setup.door) if setup.door else 0
 
     async def play(line: bytes) -> None:
         request = json.loads(line)
+        if port:
+            request["base_url"] = re.sub(r"(?<=127\.0\.0\.1:)\d+", str(port), request["base_url"])
         started = time.monotonic()
         program = function(*(request[name] for name in _PARAMETERS), **setup.args)
         answer = await _played(setup, program)
@@ -73,6 +77,31 @@ async def _serve(setup: Any, function: Callable[..., Any], requests: BinaryIO, r
         send_json(replies, answer | {"play": request["play"]})
 
     await answer_as_they_end(requests, play)
+
+
+async def _relayed(door: str) -> int:
+    """Have a port of the loopback of this sandbox, whose callers are joined to the door's Unix socket."""
+
+    async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answers, requests = await asyncio.open_unix_connection(door)
+            await asyncio.gather(_passed_on(reader, requests), _passed_on(answers, writer))
+        except OSError:
+            pass  # the door is closed: the episode is over
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(called, "127.0.0.1", 0)
+    return int(server.sockets[0].getsockname()[1])
+
+
+async def _passed_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(_PART):
+            target.write(data)
+            await target.drain()
+    finally:
+        target.close()
 
 
 def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyncio.Task[Any]":

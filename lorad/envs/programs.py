@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 from msgspec.structs import replace as changed
 
+from lorad.box.paths import private_directory
+from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Code, Ready
 from lorad.envs.format import Format
@@ -35,10 +38,17 @@ _OTHERS = "its process ended with another episode"
 
 
 class _Setup(Code):
-    """Names the function of a program, with `args` as its keywords; an episode may take `timeout` seconds."""
+    """Names the function of a program.
+
+    Attributes:
+        args: Its keywords.
+        timeout: Seconds that an episode may take.
+        door: The Unix socket that stands for the door where there is no network; "" elsewhere.
+    """
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
     timeout: float = 0.0
+    door: str = ""
 
 
 class Play(Struct, frozen=True):
@@ -88,15 +98,13 @@ def is_program(spec: EnvSpec, cwd: Path) -> bool:
 class Programs:
     """Runs `env.workers` processes, each with `env.concurrency` episodes at a time. Safe between threads."""
 
-    def __init__(self, spec: EnvSpec, cwd: Path) -> None:
-        """Raises SpecError for an unknown file or interpreter."""
+    def __init__(self, spec: EnvSpec, cwd: Path, owner: Path | None = None) -> None:
+        """Read the spec; relative paths start at `cwd`.
+
+        In a sandbox the door is a Unix socket in a directory that depends on `owner` alone; without an owner
+        there is no door. Raises SpecError for an unknown file or interpreter.
+        """
         assert spec.name is not None
-        if spec.sandbox != "none":
-            raise SpecError(
-                f"{spec.name} speaks with the model over the network, which the sandbox has none of",
-                key="env.sandbox",
-                hint="Leave it out.",
-            )
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
         own = {"memory_key": "env.memory", "args": spec.args, "timeout": spec.episode_timeout}
         self._setup = _Setup(**asdict(code) | own)
@@ -104,6 +112,17 @@ class Programs:
         self.source = code.source
         self._python = interpreter(spec.python, cwd, "env.python")
         self._environment = environment(os.environ, spec.pass_env)
+        self.door: Path | None = None
+        self._within: list[str] = []
+        if spec.sandbox != "none":
+            shown = []
+            if owner is not None:
+                shown.append(private_directory(owner))
+                shown[0].mkdir(mode=0o700, exist_ok=True)
+                self.door = shown[0] / "door"
+                self._setup.door = str(self.door)
+            own_python = (self.file, self._python, self._environment)
+            self._within = sandboxed(*own_python, "env.sandbox", shown=shown)
         self._start_timeout = spec.start_timeout
         self._concurrency = spec.concurrency
         self._workers = [_ProgramProcess(self._open, spec.episode_timeout) for _ in range(spec.workers)]
@@ -148,10 +167,12 @@ class Programs:
         self._closed = True
         for worker in self._workers:
             worker.close()
+        if self.door is not None:
+            shutil.rmtree(self.door.parent, ignore_errors=True)
 
     def _open(self, keep: Callable[[UserProcess], None]) -> None:
         """Start a process and load the function there. Raises SpecError."""
-        child = UserProcess(_CHILD, "agent", self._environment, self._python)
+        child = UserProcess(_CHILD, "agent", self._environment, self._python, self._within)
         keep(child)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
@@ -288,9 +309,12 @@ class _ProgramProcess:
             raise Lost(_OTHERS)
 
 
-def open_hosts(spec: EnvSpec, cwd: Path, format: Format) -> "Hosts | ProgramHosts":
-    """Return what plays the episodes of a run. Raises SpecError for an unknown name or file."""
-    return ProgramHosts(spec, cwd, format) if is_program(spec, cwd) else Hosts(spec, cwd, format)
+def open_hosts(spec: EnvSpec, cwd: Path, format: Format, owner: Path) -> "Hosts | ProgramHosts":
+    """Return what plays the episodes of a run, whose directory is `owner`.
+
+    Raises SpecError for an unknown name or file.
+    """
+    return ProgramHosts(spec, cwd, format, owner) if is_program(spec, cwd) else Hosts(spec, cwd, format)
 
 
 class ProgramHosts:
@@ -300,12 +324,12 @@ class ProgramHosts:
         has_warned: Whether the run was warned of turns that were cut and did not end their episodes.
     """
 
-    def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
+    def __init__(self, spec: EnvSpec, cwd: Path, format: Format, owner: Path) -> None:
         """Raises SpecError."""
         self.has_warned = False
         self.format = format
-        self.training = Programs(spec, cwd)
-        self.evals = Programs(spec, cwd)
+        self.training = Programs(spec, cwd, owner / "training")
+        self.evals = Programs(spec, cwd, owner / "evals")
 
     def close(self) -> None:
         self.training.close()

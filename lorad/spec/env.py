@@ -38,7 +38,8 @@ class EnvSpec(Part, frozen=True):
         pass_env: variables that the environment finds beside those that every program needs; no secret is
             there unless named here.
         sandbox: bubblewrap runs the processes without network, home and other processes, and shows them the
-            system, the interpreter and the folder of the file, read-only; it has to be installed.
+            system, the interpreter and the folder of the file, read-only; it has to be installed. An agent
+            program still speaks with the model.
         memory: limit of each process, in bytes or as in `4GiB`; null is half of the machine's memory.
     """
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +16,7 @@ from lorad.bounds import Bounds
 from lorad.driver.door.chains import Chains
 from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of, read_chat, streamed
 from lorad.errors import LoradError, SpecError
-from lorad.http.serve import LOCAL, serve
+from lorad.http.serve import LOCAL, Listener, SocketFile, serve
 from lorad.protocol.batch import Chunk, Sampling
 from lorad.rl.tools.calls import CallForm
 
@@ -94,9 +95,13 @@ class Visit:
 class Door:
     """Answers the programs of the episodes that are let in. It has a thread of its own, until `close`."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        """Start the thread that answers. The model speaks in `threads`."""
+    def __init__(self, threads: ThreadPoolExecutor, path: Path | None = None) -> None:
+        """Start the thread that answers. The model speaks in `threads`.
+
+        path: a Unix socket that it answers on as well, for programs without a network.
+        """
         self._threads = threads
+        self._path = path
         self._visits: dict[str, Visit] = {}
         self._begun: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
@@ -133,7 +138,10 @@ class Door:
         app.router.add_post("/episodes/{secret}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{secret}/v1/models", self._models)
         listener = socket.create_server((LOCAL, 0))
-        async with serve(app, [listener], _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
+        listeners: list[Listener] = [listener]
+        if self._path is not None:
+            listeners.append(SocketFile(self._path))
+        async with serve(app, listeners, _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
             self._begun.set_result(int(listener.getsockname()[1]))
             await self._ended.wait()
         await asyncio.sleep(0)  # for transports to close their sockets

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -39,14 +40,13 @@ def play_programs(
 
     One whose program fails is played again, `env.retry` times at most.
     """
-    speakers = _Speakers(
-        session, pool, session.name_of(planned.version), how, count_of(planned, n, is_eval=is_eval)
-    )
     programs = hosts.evals if is_eval else hosts.training
+    count = count_of(planned, n, is_eval=is_eval)
+    speakers = _Speakers(session, pool, session.name_of(planned.version), how, count, programs.door)
     seeds = seeds_of(seed, planned, n)
     env = session.spec.env
-    count = min(env.workers * env.concurrency, _MOST_PLAYERS, n * len(planned.examples))
-    with ThreadPoolExecutor(count, "episode") as players:
+    together = min(env.workers * env.concurrency, _MOST_PLAYERS, n * len(planned.examples))
+    with ThreadPoolExecutor(together, "episode") as players:
         try:
             with HEART.waits():
                 futures = [
@@ -74,7 +74,15 @@ def play_programs(
 class _Speakers:
     """Threads in which the model speaks, each with a connection of its own, and the door that asks them."""
 
-    def __init__(self, session: Session, pool: Connection, version: str, how: Sampling, count: Count) -> None:
+    def __init__(
+        self,
+        session: Session,
+        pool: Connection,
+        version: str,
+        how: Sampling,
+        count: Count,
+        door: Path | None,
+    ) -> None:
         from lorad.driver.door.door import Door  # aiohttp, where it is needed alone
 
         self._session = session
@@ -83,7 +91,7 @@ class _Speakers:
         self._how = how
         self._count = count
         self._threads = ThreadPoolExecutor(_MOST, "episode-turn")
-        self._door = Door(self._threads)
+        self._door = Door(self._threads, door)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self.made = Generated(0, 0, 0.0)
