@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from lorad.cli.app import app
-from lorad.errors import Conflict
+from lorad.errors import Conflict, NotFound
 from lorad.protocol.listener import answers
 from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import REPOSITORY, World, world
@@ -74,6 +74,7 @@ OTHER_FILES = {  # by what a command has in it or prints
 ACTS_ON = re.compile(r"lorad (pause|resume) (\w+)$")  # a run that works, or one that is paused
 MEANWHILE = re.compile(r"lorad (pause|stop|kill) ")  # others wait until no run is active
 ALONE = ("lorad daemon start", "lorad doctor --repair")  # where no daemon runs
+OTHER_POOL = "rollout.backend=transformers"  # what serves has the only device, and would keep it
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,9 @@ class Shell:
             self.made.until(lambda: not active(self.made), "no run is active")
         if is_up == (command.text in ALONE):
             self.made.lorad("daemon", "stop" if is_up else "start")
+        if OTHER_POOL in command.text:
+            with contextlib.suppress(NotFound):  # nothing serves
+                self.made.client.stop_serving(STANDS_FOR["MODEL"])
         if found := ACTS_ON.match(command.typed):
             self._bring(found[2], "running" if found[1] == "pause" else "paused")
 
