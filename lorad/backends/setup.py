@@ -16,7 +16,7 @@ from lorad.backends.trainer_install import interpreter_of
 from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.files import expanded
-from lorad.limits.arguments import AXES, OWN_BASE, RANKED
+from lorad.limits.arguments import AXES, FUSES, OWN_BASE, RANKED
 from lorad.limits.limit import BackendSetup
 from lorad.models.facts import ModelFacts
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
@@ -29,6 +29,7 @@ from lorad.spec.model import Spec
 _OF_CLIENTS = 32  # the rank of models whose client names none
 RANKS = (16, 32, 64, 128, 256, 320, 512)  # what vLLM takes; more of them would only make more pools
 CANARY_PROMPT = 8  # tokens, see lorad/pool/attest/canaries.py
+_PLAIN = Backend()
 _Shapes = Mapping[str, tuple[int, int]]
 _MEGATRON_LAYER = re.compile(r"model\.layers\.\d+\.(self_attn|mlp|mlp\.experts\.\d+)\.\w+")
 _MEGATRON_LEAVES = {name for names in MEGATRON.values() for name in names}
@@ -142,10 +143,31 @@ def needs_base(spec: Spec) -> bool:
     return spec.trainer.backend not in RANKED or spec.rollout.backend not in {*SERVERS, *OWN_BASE}
 
 
+def is_fused(spec: Spec, trainer: Backend = _PLAIN) -> bool:
+    """Return whether trainer and engine share one base in the pool's process.
+
+    trainer: the trainer's of config.yaml, which may want a process with another interpreter or environment.
+    """
+    if spec.pool.mode != "auto":
+        return spec.pool.mode == "fused"
+    pair = spec.trainer.backend, spec.rollout.backend
+    if spec.trainer.backend not in RANKED:
+        return spec.rollout.backend not in {*SERVERS, *OWN_BASE}
+    has_own = trainer.python is not None or bool(trainer.env) or trainer.trainer is not None
+    return pair in FUSES and spec.trainer.ranks == 1 and not has_own
+
+
 def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
-    """Raises SpecError when the backend has no interpreter."""
+    """Raises SpecError when the backend has no interpreter, and for one of its own in a fused pool."""
     trainer = spec.trainer
     interpreter_of(trainer.backend, backend.python)
+    if spec.pool.mode == "fused" and (backend.python is not None or backend.env):
+        raise SpecError(
+            f"fused is one process with lorad's own interpreter, but config.yaml has another one, or an "
+            f"environment, for {trainer.backend}",
+            key="pool.mode",
+            hint=f"Leave it out (auto is resident), or take backends.{trainer.backend} out of config.yaml.",
+        )
     return RanksSetup(
         python=str(backend.python or ""),
         env=backend.env,

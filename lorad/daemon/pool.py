@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from lorad.backends.setup import ranks_setup, server_setup
+from lorad.backends.setup import is_fused, ranks_setup, server_setup
 from lorad.backends.spread import nodes_setup
 from lorad.box.config import Backend, Config
 from lorad.box.paths import AttemptDir
 from lorad.daemon.gpu.devices import Device, NodesShape, shape_of
 from lorad.daemon.process.processes import ProcessState, attempts_under
-from lorad.limits.arguments import OWN_BASE, RANKED
+from lorad.limits.arguments import RANKED
 from lorad.protocol.nodes import GrantedNode, GrantStatus
 from lorad.protocol.pool_setup import Dtype, Mode, PoolSetup
 from lorad.protocol.preflight import BaseFacts
@@ -202,7 +202,7 @@ def setup_for(
         quantize=spec.model.quantize,
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
-        mode=_mode_of(spec, on_cpu),
+        mode=_mode_of(spec, trainer, on_cpu, on_nodes),
         teacher=spec.algorithm.teacher or "",
         teacher_path=facts.teacher_path if facts else "",
         threads=threads,
@@ -244,7 +244,7 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
     return () if names == (devices[0].kind,) else names
 
 
-def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
+def _mode_of(spec: Spec, trainer: Backend, on_cpu: bool, on_nodes: bool) -> Mode:
     """Choose how engine and trainer share the device.
 
     A server of the user's stays as it is, as others may use it; the builtin engine cannot sleep.
@@ -254,8 +254,7 @@ def _mode_of(spec: Spec, on_cpu: bool) -> Mode:
     if spec.resources.rollout_nodes or spec.server_devices:
         return "split"
     if spec.rollout.backend not in SERVERS:
-        has_own = spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE
-        return "resident" if has_own else "fused"
+        return "fused" if is_fused(spec, trainer) and not on_nodes else "resident"
     return "resident" if on_cpu or spec.rollout.urls else "timesliced"
 
 

@@ -21,11 +21,11 @@ def checked_nodes(config: PoolSetup) -> NodesSetup:
             key="resources.rollout_nodes",
             hint=f"Use {NAMES}, or leave it out.",
         )
-    if config.ranks is None:
+    if not config.has_ranks:
         raise SpecError(
             f"the {config.trainer} trainer is not made of ranks, which nodes can have",
             key="trainer.backend",
-            hint="Use fsdp or megatron, or leave resources.nodes out.",
+            hint="Use fsdp or megatron, not pool.mode: fused, or leave resources.nodes out.",
         )
     if config.device != "cpu" and (config.server is None or config.teacher_path):
         what = "a teacher" if config.teacher_path else f"the {config.engine} engine"

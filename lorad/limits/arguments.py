@@ -9,6 +9,8 @@ AXES_OF = {"fsdp": ("dp", "cp"), "megatron": ("tp", "pp", "ep", "dp")}
 RANKED = frozenset(AXES_OF)  # backends whose trainer is made of processes of its own
 OWN_BASE = frozenset({"transformers"})
 """Engines in the pool's process with a base of their own beside the trainer's."""
+FUSES = frozenset({("fsdp", "transformers")})
+"""Trainers with ranks and engines that share one base in the pool's process, where there is one rank."""
 ATTENTION = "attn_implementation"
 """The only argument of fsdp: a name, as transformers has them."""
 SPLITS = {

@@ -3,7 +3,7 @@
 import json
 
 from lorad.adapters.targets import HEAD, leaf
-from lorad.limits.arguments import OWN_BASE, RANKED
+from lorad.limits.arguments import FUSES, OWN_BASE, RANKED
 from lorad.limits.limit import BackendLimit, BackendSetup
 from lorad.servers.table import NAMES, SERVERS
 
@@ -50,9 +50,9 @@ _ANY = (
 _OF_TRANSFORMERS = (
     BackendLimit(
         key="pool.mode",
-        breaks=lambda s: s.mode == "fused",
-        why="fused is one base for trainer and engine, but {s.engine} has one of its own",
-        hint="Leave it out (auto), or set it to resident.",
+        breaks=lambda s: s.mode == "fused" and (s.trainer, s.engine) not in FUSES,
+        why="fused is one base for trainer and engine, which {s.trainer} and {s.engine} do not share",
+        hint="Leave it out (auto), set it to resident, or use trainer.backend: fsdp.",
     ),
     BackendLimit(
         key="model.quantize",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lorad.adapters.targets import leaf
-from lorad.limits.arguments import ADAPTS, ATTENTION, AXES, AXES_OF, RANKED, SPLITS, fused
+from lorad.limits.arguments import ADAPTS, ATTENTION, AXES, AXES_OF, FUSES, RANKED, SPLITS, fused
 from lorad.limits.limit import BackendLimit, BackendSetup
 
 _WITH_DORA = ("builtin", "fsdp")
@@ -44,6 +44,10 @@ def own_fields(s: Any, dtype: object, *, pads: bool) -> dict[str, object]:
 
 
 _OWN = {*own_fields(BackendSetup(), None, pads=False), "transformer_layer_spec"}
+
+
+def _ranks(s: BackendSetup) -> int:
+    return s.tp * s.pp * s.cp * s.dp
 
 
 def _foreign_axis(s: BackendSetup) -> tuple[str, str] | None:
@@ -100,9 +104,14 @@ _ANY = (
     ),
     BackendLimit(
         key="pool.mode",
-        breaks=lambda s: s.trainer in RANKED and s.mode == "fused",
+        breaks=lambda s: (
+            s.mode == "fused"
+            and s.trainer in RANKED
+            and ((s.trainer, s.engine) not in FUSES or _ranks(s) > 1)
+        ),
         why="fused is one process for trainer and engine, but {s.trainer} has processes of its own",
-        hint="Leave it out (auto), or set it to resident.",
+        hint="Leave it out (auto), or set it to resident. fsdp of one rank is fused with rollout.backend: "
+        "transformers alone.",
     ),
     BackendLimit(
         key="lora.dora",

@@ -37,7 +37,7 @@ def memory_for_adapters(config: PoolSetup) -> int:
         cache = CPU_CACHE if config.server is None else 0
         left = int(granted * config.memory_fraction) - taken
         return max(1, left // ADAPTERS, left - cache)
-    if config.ranks is not None or config.server is not None:
+    if config.has_ranks or config.server is not None:
         return 0
     return max(0, memory_left(config, read_facts(Path(config.model_path)))) // ADAPTERS
 

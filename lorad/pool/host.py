@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import time
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from lorad.backends.setup import served_experts
 from lorad.box.paths import Home, default_home
 from lorad.engines.base import Engine
 from lorad.errors import PoolLost, SpecError
-from lorad.limits.arguments import OWN_BASE
+from lorad.limits.arguments import AXES, OWN_BASE
 from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.base import Base
@@ -36,20 +35,20 @@ from lorad.models.ops import hold_to_same_bits
 from lorad.models.products.choices import measure_products
 from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, server_share
 from lorad.pool.config import log_directory
-from lorad.pool.energy import meter_of
 from lorad.pool.ledger import Ledger
-from lorad.pool.lodging import uuids_of, within_what_is_free
+from lorad.pool.lodging import within_what_is_free
 from lorad.pool.microbatches import room_for
 from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
-from lorad.pool.usage_file import UsageFile, kept
-from lorad.pool.work import WorkRate, peak_of
+from lorad.pool.usage_file import kept, usage_file_of
+from lorad.pool.work import rate_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
-from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.status import USES, PoolInfo, Uses
+from lorad.protocol.pool_setup import PoolSetup, RanksSetup
+from lorad.protocol.status import PoolInfo
 from lorad.trainers.base import Trainer
 from lorad.trainers.ranks.remote import RanksSettings
+from lorad.trainers.sharded.body import BodySettings
 
 if TYPE_CHECKING:
     from lorad.grants.grant import Grant
@@ -90,7 +89,8 @@ async def _started(
     if config.engine_class is None or config.mode == "fused":  # an engine's own class may sleep
         mode = "auto" if config.mode == "resident" else config.mode  # the builtin two may be apart here
         parts = {name: getattr(config, name) for name in ("trainer", "engine", "quantize")}
-        refuse(BackendSetup(**parts, mode=mode))
+        axes = {axis: getattr(config.ranks, axis, 1) for axis in AXES}
+        refuse(BackendSetup(**parts, **axes, mode=mode))
     training, engine = await _Start(config, compute, root, grant).both()
     returns = None
     try:
@@ -134,8 +134,10 @@ class _Start:
         An engine on the trainer's GPU takes its share of what is free, so the trainer comes first.
         """
         config = self.config
-        parts = [config.trainer] * (config.ranks is not None) + [config.engine] * (config.server is not None)
+        parts = [config.trainer] * config.has_ranks + [config.engine] * (config.server is not None)
         HEART.tell(f"starting {' and '.join(parts)}" if parts else f"loading {config.model}")
+        if config.mode == "fused" and config.ranks is not None:
+            return await self._fused(config.ranks)
         if config.ranks is None and config.server is None and config.engine not in OWN_BASE:
             base = await self.compute.run(_load, config, self.facts)
             engine = self._engine_on(base, own=False)
@@ -163,6 +165,32 @@ class _Start:
             return training, await self._engine()
         except BaseException:
             await training.trainer.shut_down()
+            raise
+
+    async def _fused(self, setup: RanksSetup) -> tuple[_Training, Engine]:
+        """Start a trainer of one rank and the engine over transformers on one base of this process."""
+        # with transformers and PEFT, which other pools do without
+        from lorad.backends.fused import start_fused
+
+        config = self.config
+        settings = BodySettings(
+            model=config.model_path,
+            dtype=dtype_of(config, self.facts),
+            device=str(_place(config, self.facts)[1]),
+            args=setup.args,
+            quantize=config.quantize,
+            whole=True,
+        )
+        cache = partial(engine_cache, config, self.facts, own=False)
+        mix = not config.deterministic
+        trainer, engine = await start_fused(
+            self.compute, settings, config.model, self.facts.linears, cache, mix_calls=mix
+        )
+        try:
+            checksum = await trainer.base_checksum()
+            return _Training(trainer, checksum, teacher=await self._teacher()), engine
+        except BaseException:
+            await trainer.shut_down()
             raise
 
     async def _training(self) -> _Training:
@@ -393,14 +421,14 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                     engine,
                     teacher=training.teacher,
                     lodger=training.lodger,
-                    rate=_rate(config, info.dtype, facts),
+                    rate=rate_of(config, info.dtype, facts),
                     joins=not config.deterministic and config.ranks is None,
                     ledger=ledger,
                 )
                 HEART.tell("")
                 pool.memory = memory_for_adapters(config)
                 pool.room = room_for(config, facts)
-                pool.uses = _usage_file(config, root, pool)
+                pool.uses = usage_file_of(config, root, pool.ledger, pool.machine)
                 async with kept(pool.uses):
                     try:
                         yield pool
@@ -415,31 +443,12 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
 def _ledger(config: PoolSetup) -> Ledger:
     """Return the bill of a pool whose life began with this process."""
     age = max(0.0, time.time() - psutil.Process().create_time())
-    by_calls = config.ranks is not None or config.server is not None
+    by_calls = config.has_ranks or config.server is not None
     since = time.perf_counter() - age
     devices = (
         len(config.names) if config.nodes is None else config.nodes.bundles * max(1, config.nodes.devices)
     )
     return Ledger(devices=devices, by_calls=by_calls, since=since)
-
-
-def _usage_file(config: PoolSetup, root: Path, pool: Pool) -> UsageFile:
-    """Return the file of uses; without energy on a CPU that pools share, whose counters are of all of it."""
-    gpus = [] if config.device == "cpu" or config.nodes is not None else list(config.names)
-    properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
-    is_own = bool(gpus) or not (config.devices or config.nodes)
-    began = psutil.Process().create_time()
-    head = Uses(
-        life=uuid.uuid4().hex,
-        pool=config.pool,
-        device=properties[0].name if properties else config.device,
-        devices=pool.ledger.devices,
-        since=began,
-        at=began,
-        uses=[],
-    )
-    meter = meter_of(uuids_of(gpus)) if is_own else None
-    return UsageFile(log_directory(root) / USES, head, pool.ledger, meter, pool.machine)
 
 
 def _digests(config: PoolSetup) -> tuple[str, str]:
@@ -487,12 +496,3 @@ def _info(
         formats=engine.capabilities().formats,
         routes=trainer.routes is not None and trainer.routes == engine.capabilities().routes,
     )
-
-
-def _rate(config: PoolSetup, dtype: str, facts: ModelFacts) -> WorkRate | None:
-    """Return what the trainer's GPUs can do; None for a GPU, dtype or machine of which that is not known."""
-    if config.device == "cpu" or config.nodes is not None or dtype != "bfloat16":
-        return None
-    ranks = config.ranks.ranks if config.ranks is not None else 1
-    peak = peak_of(torch.cuda.get_device_name(torch.device(config.device)))
-    return None if peak is None else WorkRate(facts.active, ranks * peak)

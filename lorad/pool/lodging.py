@@ -44,7 +44,7 @@ def within_what_is_free(config: PoolSetup) -> PoolSetup:
             "%.0f%% (pool.memory_fraction)",
             ", ".join(gpus), 100 * free, 100 * config.memory_fraction,
         )  # fmt: skip
-    if config.ranks is None and (lodges or config.server is None):
+    if not config.has_ranks and (lodges or config.server is None):
         has_servers = config.server is not None and not config.server.urls
         shared = has_servers and config.mode == "resident"  # the servers have the other half
         for gpu in config.trainer_names:

@@ -90,7 +90,7 @@ def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
         ranks = 1 if config.ranks is None else config.ranks.ranks
         dtype = dtype_of(config, facts)
         whole = facts.bytes(dtype, config.quantize)
-        if config.ranks is not None or config.server is not None:
+        if config.mode != "fused":
             whole += facts.bytes(dtype)
         return on_cpu(granted * config.memory_fraction, whole, ranks)
     if config.nodes is not None:

@@ -9,18 +9,23 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import psutil
+import torch
 
 from lorad.files import write_whole
 from lorad.files.log import AppendLog
-from lorad.pool.energy import Meter
+from lorad.pool.config import log_directory
+from lorad.pool.energy import Meter, meter_of
 from lorad.pool.ledger import Ledger
+from lorad.pool.lodging import uuids_of
 from lorad.pool.machine import MachineMeter
-from lorad.protocol.status import Uses, encode_uses
+from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.status import USES, Uses, encode_uses
 
 log = logging.getLogger(__name__)
 
@@ -113,3 +118,22 @@ async def _keep(file: UsageFile) -> None:
             await writing
             raise
         await asyncio.sleep(_PERIOD)
+
+
+def usage_file_of(config: PoolSetup, root: Path, ledger: Ledger, machine: MachineMeter) -> UsageFile:
+    """Return the file of uses; without energy on a CPU that pools share, whose counters are of all of it."""
+    gpus = [] if config.device == "cpu" or config.nodes is not None else list(config.names)
+    properties = [torch.cuda.get_device_properties(torch.device(gpu)) for gpu in gpus]
+    is_own = bool(gpus) or not (config.devices or config.nodes)
+    began = psutil.Process().create_time()
+    head = Uses(
+        life=uuid.uuid4().hex,
+        pool=config.pool,
+        device=properties[0].name if properties else config.device,
+        devices=ledger.devices,
+        since=began,
+        at=began,
+        uses=[],
+    )
+    meter = meter_of(uuids_of(gpus)) if is_own else None
+    return UsageFile(log_directory(root) / USES, head, ledger, meter, machine)

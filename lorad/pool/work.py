@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 
+from lorad.models.facts import ModelFacts
 from lorad.models.turns import caller
 from lorad.protocol.batch import Batch
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import TrainerStatus
 from lorad.trainers.base import Trainer, TrainerHealth
 
@@ -68,6 +71,15 @@ class WorkRate(msgspec.Struct, frozen=True):
         """
         per_token = (_FORWARD + _BACKWARD + (_FORWARD if recomputes else 0)) * self.parameters
         return per_token * tokens / (seconds * self.peak)
+
+
+def rate_of(config: PoolSetup, dtype: str, facts: ModelFacts) -> WorkRate | None:
+    """Return what the trainer's GPUs can do; None for a GPU, dtype or machine of which that is not known."""
+    if config.device == "cpu" or config.nodes is not None or dtype != "bfloat16":
+        return None
+    ranks = config.ranks.ranks if config.ranks is not None else 1
+    peak = peak_of(torch.cuda.get_device_name(torch.device(config.device)))
+    return None if peak is None else WorkRate(facts.active, ranks * peak)
 
 
 @dataclass

@@ -74,6 +74,7 @@ with quick_imports():
         check_dtype,
         check_names,
         check_trainer,
+        settled_mode,
     )
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
     from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
@@ -208,6 +209,7 @@ def _checked(
     tokenizer = checked_tokenizer(directory)
     begin("reading the data")
     data = load_train(spec, tokenizer, cwd)
+    spec = settled_mode(spec, box)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
     free = available or (available_memory() if device == "cpu" and is_here else None)
     sides = [] if warm or not is_here else memory_of_gpus(spec, model, adapter, numbers, data)

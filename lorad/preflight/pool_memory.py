@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import HEAD, experts_of, leaf
 from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
-from lorad.backends.setup import context_length, max_rank, served_experts
+from lorad.backends.setup import context_length, is_fused, max_rank, served_experts
 from lorad.box.machine import NO_LIMIT, read_machine
 from lorad.limits.arguments import OWN_BASE, RANKED
 from lorad.models.directory import BYTES
@@ -22,7 +22,7 @@ from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
 
 _MB = 1 << 20
-_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590}
+_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "fused": 500}
 """MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
 without, and a rank; `lorad/servers` has those of a server with all its processes. Measured on 26 November
 2026 by `make bench-pool-memory` on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23,
@@ -177,7 +177,12 @@ def _total(parts: Mapping[str, int]) -> int:
 
 def _apart(spec: Spec) -> bool:
     """Return whether trainer and engine are in processes of their own."""
-    return spec.trainer.backend in RANKED or spec.rollout.backend in SERVERS
+    return _has_ranks(spec) or spec.rollout.backend in SERVERS
+
+
+def _has_ranks(spec: Spec) -> bool:
+    """Return whether the trainer has processes of its own."""
+    return spec.trainer.backend in RANKED and not is_fused(spec)
 
 
 def _started(spec: Spec) -> int:
@@ -194,8 +199,8 @@ def _takes_turns(spec: Spec, device: str) -> bool:
 def _processes(spec: Spec) -> int:
     """Return what processes take before they hold anything of the model."""
     trainer = spec.trainer
-    total = _PROCESSES["builtin"]
-    if trainer.backend in RANKED:
+    total = _PROCESSES["fused" if trainer.backend in RANKED else "builtin"]
+    if _has_ranks(spec):
         shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
         total = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
     if servers := _started(spec):
@@ -207,7 +212,7 @@ def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     """FSDP cuts one base over all ranks, Megatron has one for each data-parallel copy."""
     trainer = spec.trainer
     copies = trainer.dp if trainer.backend == "megatron" else 1
-    gathers = device == "cpu" and trainer.backend == "fsdp"
+    gathers = device == "cpu" and trainer.backend == "fsdp" and _has_ranks(spec)
     return {
         "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
         "bases": copies * _base_of_trainer(spec, model, dtype),
@@ -225,7 +230,7 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     GPUs engines take what is left for keys and values, whatever that is.
     """
     in_pool = int(spec.rollout.backend not in SERVERS)
-    has_own = spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE
+    has_own = not is_fused(spec) and (spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE)
     bases = in_pool * has_own + _started(spec)
     cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
     if in_pool:

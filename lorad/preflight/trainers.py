@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.backends.setup import is_fused
 from lorad.backends.trainer_install import installed_versions, interpreter_of, older
 from lorad.box.config import Backend, Config
 from lorad.box.machine import cpu_facts
@@ -193,6 +195,14 @@ def check_trainer(spec: Spec, config: Config, device: str, *, elsewhere: bool = 
         return [f"trainer.backend: {python} {ON_NODES}"]
     versions = installed_versions(name, python, gpu=device != "cpu")
     return [f"trainer.backend: {words}" for words in older(name, versions)]
+
+
+def settled_mode(spec: Spec, config: Config) -> Spec:
+    """Return the spec with `pool.mode: resident` where config.yaml alone keeps it from being fused."""
+    trainer = config.backends.get(spec.trainer.backend, Backend())
+    if not is_fused(spec) or is_fused(spec, trainer):
+        return spec
+    return replace(spec, pool=replace(spec.pool, mode="resident"))
 
 
 def check_bits(spec: Spec, device: str) -> list[str]:

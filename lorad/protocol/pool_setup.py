@@ -139,6 +139,11 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     idle_timeout: float = 600.0
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether the trainer has processes of its own."""
+        return self.ranks is not None and self.mode != "fused"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the devices that the pool holds."""
         return self.devices or (self.device,)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from lorad.models.facts import read_facts
+from lorad.models.hf.opening import read_config
 from lorad.trainers.fsdp import architecture, experts, names, weights
 from tests.models.bases import write_base
 from tests.models.test_families import MIXTURES, make_model
@@ -29,7 +30,7 @@ def test_flash_attention_is_tried_where_it_works(
 
 def test_attention_that_is_not_installed_is_left(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
-    config = architecture.read_config(tmp_path)
+    config = read_config(tmp_path)
     model = architecture.empty_model(config, torch.bfloat16, ["flash_attention_2", "sdpa"])
     assert model.config._attn_implementation == "sdpa"
 
@@ -37,7 +38,7 @@ def test_attention_that_is_not_installed_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", [*MIXTURES, "qwen3"])
 def test_experts_are_named_as_in_checkpoints(tmp_path: Path, family: str) -> None:
     make_model(tmp_path, family)
-    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    model = architecture.empty_model(read_config(tmp_path), torch.float32, ["eager"])
     found = experts.experts_in(architecture.decoder_layers(model), model)
     if family == "gpt_oss":  # see `ADAPTS`
         assert not found
@@ -51,7 +52,7 @@ def test_experts_are_named_as_in_checkpoints(tmp_path: Path, family: str) -> Non
 def test_experts_of_older_transformers_are_found(tmp_path: Path, norm: bool | None, is_found: bool) -> None:
     """norm: the mark of experts with a norm behind them, which transformers 5.17 does not set."""
     make_model(tmp_path, "qwen3_moe")
-    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    model = architecture.empty_model(read_config(tmp_path), torch.float32, ["eager"])
     mixtures = [m for m in model.modules() if isinstance(getattr(m, "down_proj", None), torch.nn.Parameter)]
     assert mixtures
     for module in mixtures:
@@ -70,7 +71,7 @@ def test_linears_are_named_as_in_the_file(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3", "mistral3", "nemotron_h"])
 def test_ranks_read_their_rows_behind_other_prefixes(tmp_path: Path, family: str) -> None:
     write_base(tmp_path, family)
-    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    model = architecture.empty_model(read_config(tmp_path), torch.float32, ["eager"])
     stored = load_file(tmp_path / "model.safetensors")
     places = weights._names_in_files(model, stored)
     assert {name: stored[places[name]].shape for name in places} == {
@@ -81,5 +82,5 @@ def test_ranks_read_their_rows_behind_other_prefixes(tmp_path: Path, family: str
 @pytest.mark.parametrize("family", ["gemma3", "mistral3"])
 def test_towers_are_not_counted(tmp_path: Path, family: str) -> None:
     write_base(tmp_path, family)
-    model = architecture.empty_model(architecture.read_config(tmp_path), torch.float32, ["eager"])
+    model = architecture.empty_model(read_config(tmp_path), torch.float32, ["eager"])
     assert read_facts(tmp_path).parameters == sum(parameter.numel() for parameter in model.parameters())

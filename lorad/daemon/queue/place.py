@@ -170,7 +170,7 @@ def starting(pool: Pool, run: str) -> str:
     """Say what a starting run waits for; "" where that takes seconds."""
     setup = pool.setup
     started = {
-        "trainer": setup.trainer if setup.ranks is not None else "",
+        "trainer": setup.trainer if setup.has_ranks else "",
         "engine": setup.engine if setup.server is not None and not setup.server.urls else "",
     }
     if pool.status is not None or not any(started.values()):

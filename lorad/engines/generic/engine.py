@@ -102,7 +102,7 @@ class TransformersEngine(Engine):
             cache: Gives the bytes for keys and values, once the model is loaded.
             mix_calls: As of the engine.
         """
-        model = await compute.run(lambda: GenericModel(directory, *place(), shapes))
+        model = await compute.run(lambda: GenericModel.opened(directory, *place(), shapes))
         return cls(model, compute, directory, shapes, cache_bytes=cache(model), mix_calls=mix_calls)
 
     def capabilities(self) -> EngineCapabilities:

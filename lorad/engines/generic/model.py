@@ -1,26 +1,19 @@
 """The model of a checkpoint as transformers makes it, and adapters on its linears, one for each row."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
 
 from lorad.adapters.adapter import Adapter
 from lorad.adapters.targets import HEAD
 from lorad.errors import AdapterRefused, SpecError
+from lorad.models.hf.opening import auto_class, in_a_line, read_config, without_towers
 
-_TOWER = re.compile(r"(^|\.)(vision|visual|audio)")
 _PROBE = 4  # tokens of the text that shows which linears a forward calls
 
 
@@ -46,28 +39,49 @@ class GenericModel:
 
     One forward at a time; all of it belongs to the pool's compute thread.
 
+    Args:
+        module: The model of transformers.
+        linears: Its linears that an adapter can be on, by the names that the checkpoint has for them.
+        lent: Held during each forward, where somebody else calls the module too.
+
     Attributes:
         vocab_size: The tokens that it has scores for.
         max_tokens: The positions that it has.
-        linears: The linears that an adapter can be on, by the names that the checkpoint has for them.
     """
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]
+        self,
+        module: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        linears: Mapping[str, nn.Module],
+        lent: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self.module = _opened(directory, dtype).to(device).eval().requires_grad_(False)
+        self.module = module
         config = self.module.config.get_text_config()
         self.config = config
         self.vocab_size: int = config.vocab_size
         self.max_tokens: int = config.max_position_embeddings
-        self.linears = _linears(self.module, names)
+        self.linears = linears
+        self._lent = lent
         self._rows: list[tuple[RowAdapter, Tensor | None]] = []
         self._count = 0
         self._called: set[str] = set()
         for name, linear in self.linears.items():
             linear.register_forward_hook(self._hook(name))
+
+    @classmethod
+    def opened(
+        cls, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]
+    ) -> "GenericModel":
+        """Load a checkpoint, without towers. Raises SpecError, see `_opened`.
+
+        names: what the checkpoint calls its linears.
+        """
+        module = _opened(directory, dtype).to(device).eval().requires_grad_(False)
+        return cls(module, dtype, device, _linears(module, names))
 
     def nbytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.module.parameters())
@@ -106,18 +120,21 @@ class GenericModel:
                 self._rows.append((adapter, places))
         self._count = len(adapters)
         try:
-            logits: Tensor = self.module(input_ids=ids.to(self.device), **more).logits
+            with self._lent():
+                logits: Tensor = self.module(input_ids=ids.to(self.device), **more).logits
         finally:
             self._rows = []
         return logits
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
         """Make the hook of a linear: it adds to each row what its adapter has there.
 
         Mixtures of experts hand over the tokens of all rows as one list, row after row.
         """
 
-        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            if not self._rows:
+                return None
             self._called.add(name)
             shape = output.shape
             for adapter, rows in self._rows:
@@ -140,15 +157,8 @@ def _opened(directory: Path, dtype: torch.dtype) -> Any:
 
     Raises SpecError for what transformers does not know, for quantized weights, and without safetensors.
     """
-    hint = "give a model in safetensors that transformers supports without code of its own"
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        if getattr(config, "quantization_config", None):
-            raise SpecError(f"{directory} has quantized weights", key="model.path", hint=hint)
-        sees_only = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        sees_only = sees_only and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-        kind: Any = AutoModelForImageTextToText if sees_only else AutoModelForCausalLM
-        return kind.from_pretrained(
+        model = auto_class(read_config(directory)).from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
@@ -156,8 +166,9 @@ def _opened(directory: Path, dtype: torch.dtype) -> Any:
             use_safetensors=True,
         )
     except (ValueError, OSError, KeyError) as error:
-        words = " ".join(str(error).partition("Model type should be one of")[0].split())[:300]
-        raise SpecError(f"{directory}: {words}", key="model.path", hint=hint) from error
+        hint = "give a model in safetensors that transformers supports without code of its own"
+        raise SpecError(f"{directory}: {in_a_line(error)}", key="model.path", hint=hint) from error
+    return without_towers(model)
 
 
 def _linears(model: Any, names: Iterable[str]) -> dict[str, nn.Linear]:
@@ -168,7 +179,7 @@ def _linears(model: Any, names: Iterable[str]) -> dict[str, nn.Linear]:
     inside: Mapping[str, nn.Linear] = {
         name.partition("layers.")[2]: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and "layers." in name and not _TOWER.search(name)
+        if isinstance(module, nn.Linear) and "layers." in name
     }
     linears = {
         name: inside[place]

@@ -91,6 +91,10 @@ class AdapterRoom:
         of_experts = experts.expert_shapes(self._mixtures)
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in called | set(of_experts)}
 
+    def bases(self) -> dict[str, nn.Module]:
+        """Return the linears of the base, which the wrappers of PEFT call."""
+        return {name: linear.get_base_layer() for name, linear in self._linears.items()}
+
     def clear(self) -> None:
         """Take the adapter out of the model."""
         self._adapted = []

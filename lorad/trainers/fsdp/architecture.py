@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,11 @@ import torch
 from peft.utils.integrations import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
 from transformers.utils import is_flash_attn_2_available
 
 from lorad.errors import SpecError
 from lorad.limits.arguments import ATTENTION
-from lorad.models.facts import is_left_out
+from lorad.models.hf.opening import auto_class, in_a_line, without_towers
 from lorad.trainers.sharded.rows import Rows, Sample, pack
 
 log = logging.getLogger("lorad.fsdp")
@@ -43,22 +35,6 @@ _Scores = Callable[[Tensor, Tensor], Tensor]
 """From ids [1, N] and positions [1, N] to logits [N, vocab]."""
 
 
-def read_config(directory: Path) -> Any:
-    """Read config.json. Raises SpecError for what transformers does not know, and for quantized weights."""
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        hint = (
-            "give the directory of a model that transformers supports without custom code; code of "
-            "models is never run"
-        )
-        raise SpecError(f"{directory}: {_line(error)}", key="model.path", hint=hint) from error
-    if getattr(config, "quantization_config", None):
-        hint = "give the model in bfloat16 or float32"
-        raise SpecError(f"{directory}: quantized weights cannot be trained on", key="model.path", hint=hint)
-    return config
-
-
 def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
     """Return what to try, by transformers' names. For sequences that share a row, sdpa makes a mask of the
     square of the row's tokens; FlashAttention, which needs a GPU and half precision, makes none.
@@ -66,15 +42,6 @@ def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
     may_flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     flash = may_flash and not torch.are_deterministic_algorithms_enabled()
     return [*["flash_attention_2"] * flash, "sdpa", "eager"]
-
-
-def auto_class(config: Any) -> Any:
-    """Return what makes the model of a config: some language models are there only as a part of one that
-    sees images.
-    """
-    kind = type(config)
-    sees_only = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForImageTextToText if sees_only else AutoModelForCausalLM
 
 
 def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
@@ -95,13 +62,9 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
                     f"it must be a causal language model; backend_args: {{{ATTENTION}: …}} chooses "
                     "another attention"
                 )
-                raise SpecError(f"{_line(error)}", key="model.path", hint=hint) from error
+                raise SpecError(f"{in_a_line(error)}", key="model.path", hint=hint) from error
             log.warning("%s is without %s attention", config.model_type, kind)
-    for parent in (model, model.base_model):
-        for name, _ in [*parent.named_children()]:
-            if is_left_out(name, 0):
-                setattr(parent, name, None)
-    model.tie_weights()
+    without_towers(model).tie_weights()
     # what the architecture computes in fp32 all the same, as `from_pretrained` does
     if dtype != torch.float32:
         in_fp32 = "|".join(re.escape(name) for name in model._keep_in_fp32_modules_strict or ())
@@ -175,11 +138,6 @@ def _words(nested: object) -> list[str]:
         return [nested]
     inner = nested.values() if isinstance(nested, Mapping) else nested if isinstance(nested, Sequence) else ()
     return [word for value in inner for word in _words(value)]
-
-
-def _line(error: BaseException) -> str:
-    """Return what an error says, without the table of all that transformers knows."""
-    return " ".join(str(error).partition("Model type should be one of")[0].split())[:300]
 
 
 @torch.no_grad()

@@ -3,14 +3,15 @@ not know.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -21,6 +22,7 @@ from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.experts import replayed
 from lorad.models.facts import read_facts
+from lorad.models.hf.opening import read_config
 from lorad.routes import RouteShape
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
@@ -36,7 +38,7 @@ log = logging.getLogger("lorad.fsdp")
 _UNBOUNDED = 1 << 20  # tokens, where a config names no limit
 
 
-def open_body(settings: BodySettings) -> Body:
+def open_body(settings: BodySettings) -> "FsdpBody":
     """Open the body of this rank. All ranks of `torch.distributed` are data-parallel ones, `settings.cp`
     neighbours of which read the same rows. Collective.
 
@@ -46,11 +48,12 @@ def open_body(settings: BodySettings) -> Body:
     """
     setup = settings.backend_setup("fsdp")
     refuse(setup)
-    return _FsdpBody(settings, setup)
+    return FsdpBody(settings, setup)
 
 
-class _FsdpBody(Body):
-    """A base whose weights are gathered layer by layer when needed; adapters are whole everywhere.
+class FsdpBody(Body):
+    """A base whose weights are gathered layer by layer when needed, or are there in one piece; adapters are
+    whole everywhere.
 
     The base is always in evaluation mode, so that only the adapter has dropout.
     """
@@ -67,11 +70,12 @@ class _FsdpBody(Body):
         attention = setup.args.get(ATTENTION)
         kinds = [attention] if attention else architecture.attentions(self.dtype, self.device)
         kinds = ["sdpa"] if settings.cp > 1 else kinds
-        self._model = architecture.empty_model(architecture.read_config(directory), self.dtype, kinds)
+        self._model = architecture.empty_model(read_config(directory), self.dtype, kinds)
         self._text = self._model.config.get_text_config()
         self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
         self._layers = architecture.decoder_layers(self._model)
-        self._shard(self._layers, read_facts(directory).linears)
+        self._is_whole = settings.whole
+        self._prepare(self._layers, read_facts(directory).linears)
         rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
         weights.fill(self._model, self._mixtures, directory, self.device, rounding)
         self._on_host: list[Tensor] = []  # the base, in the order in which modules are asked for it
@@ -91,7 +95,8 @@ class _FsdpBody(Body):
             "share rows" if self.packs else "have rows of their own",
         )
 
-    def _shard(self, layers: list[Any], stored: Iterable[str]) -> None:
+    def _prepare(self, layers: list[Any], stored: Iterable[str]) -> None:
+        """Make room for adapters, and cut the base over the ranks unless it stays whole."""
         self._recompute = Recompute()
         self._recompute.install(layers)
         self._mixtures = experts.experts_in(layers, self._model)
@@ -101,10 +106,11 @@ class _FsdpBody(Body):
         self._router = experts.Router(self._model, self._mixtures if self._routes else {})
         shapes = architecture.linear_shapes(self._model, layers)
         self._room = AdapterRoom(self._model, shapes, renamed(shapes, stored), self._mixtures)
-        mesh = DeviceMesh.from_group(self._world, self.device.type)
-        ignored = self._room.parameters()
-        for module in (*layers, self._model):
-            fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
+        if not self._is_whole:
+            mesh = DeviceMesh.from_group(self._world, self.device.type)
+            ignored = self._room.parameters()
+            for module in (*layers, self._model):
+                fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
         self._room.clear()
 
     def _cut_sequences(self) -> None:
@@ -132,11 +138,32 @@ class _FsdpBody(Body):
 
     @property
     def may_forget(self) -> bool:
-        is_new = hasattr(self._model, "reset_iter_state")  # since torch 2.13
-        return is_new and self.dp.size == 1 and self.device.type == "cuda"
+        may = self._is_whole or hasattr(self._model, "reset_iter_state")  # since torch 2.13
+        return may and self.dp.size == 1 and self.device.type == "cuda"
 
     def forget(self) -> None:
-        self._model.reset_iter_state()
+        if not self._is_whole:
+            self._model.reset_iter_state()
+
+    @property
+    def model(self) -> Any:
+        """Return the module of transformers, for an engine that shares it where the base is whole."""
+        return self._model
+
+    @property
+    def linears(self) -> dict[str, nn.Module]:
+        """Return what computes each linear of the base, by logical name, without any adapter."""
+        return {name: linear for name, linear in self._room.bases().items() if name in self.shapes}
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let the model compute as the checkpoint has it inside the block: no adapter acts, no routes are
+        replayed.
+        """
+        self._router.replay = None
+        self._recompute.on = False
+        with self._room.acting(False, False):
+            yield
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, int]]:

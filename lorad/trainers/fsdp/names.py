@@ -13,6 +13,7 @@ import torch
 from lorad.adapters.targets import renamed
 from lorad.errors import SpecError, to_wire
 from lorad.models.facts import read_facts
+from lorad.models.hf.opening import read_config
 from lorad.trainers.fsdp import architecture, experts
 from lorad.trainers.sharded.lacking import refuse_lacking
 
@@ -22,7 +23,7 @@ def _names(directory: Path) -> list[str]:
 
     Raises SpecError, also for tensors of the model that the directory lacks.
     """
-    config = architecture.read_config(directory)
+    config = read_config(directory)
     kinds = architecture.attentions(torch.float32, torch.device("cpu"))
     model = architecture.empty_model(config, torch.float32, kinds)
     refuse_lacking(model, directory)

@@ -16,11 +16,11 @@ from lorad.adapters.targets import HEAD, in_layers, renamed
 from lorad.errors import SpecError
 from lorad.models.base import add_to
 from lorad.models.facts import is_left_out, stored_tensors
+from lorad.models.hf.opening import auto_class
 from lorad.models.packed import pack
 from lorad.protocol.pool_setup import Quantize
 from lorad.trainers.fsdp import experts
 from lorad.trainers.fsdp.adapter import is_adapter
-from lorad.trainers.fsdp.architecture import auto_class
 from lorad.trainers.fsdp.experts import Part
 
 log = logging.getLogger("lorad.fsdp")

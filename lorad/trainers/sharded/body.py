@@ -35,6 +35,7 @@ class BodySettings(Struct, frozen=True, kw_only=True):
         device: This rank's device.
         args: The spec's `trainer.backend_args`, passed on as they are.
         quantize: The format whose grid the base's linears are rounded to.
+        whole: Whether the base stays in one piece, as an engine that shares it needs; for one rank.
     """
 
     model: str
@@ -46,13 +47,16 @@ class BodySettings(Struct, frozen=True, kw_only=True):
     ep: int = 1
     args: dict[str, object] = {}
     quantize: Quantize | None = None
+    whole: bool = False
 
     def backend_setup(self, trainer: str) -> BackendSetup:
         """Return what the limits of a trainer are about, as its ranks are started; call it in a rank."""
+        asked = structs.asdict(self)
+        del asked["whole"]
         return BackendSetup(
             trainer=trainer,
             dp=max(1, dist.get_world_size() // (self.tp * self.pp * self.cp)),
-            **{**structs.asdict(self), "model": read_facts(Path(self.model))},
+            **{**asked, "model": read_facts(Path(self.model))},
         )
 
 

@@ -96,6 +96,9 @@ class RankTrainer:
             routes=self._body.routes,
         )
 
+    def slots(self) -> tuple[str, ...]:
+        return tuple(self._slots)
+
     def modules(self) -> dict[str, tuple[int, int]]:
         return dict(self._body.shapes)
 

@@ -34,6 +34,18 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
     return Calls(dist.new_group(backend="gloo", timeout=_IDLE))
 
 
+def alone(device: torch.device) -> "Calls":
+    """Be the only rank, in this process; `torch.distributed` is ready until `leave`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    return Calls(dist.group.WORLD)
+
+
+def leave() -> None:
+    """End what `alone` began."""
+    dist.destroy_process_group()
+
+
 def join_at(
     rank: int, world: int, place: tuple[str, int], listener: socket.socket | None, device: torch.device
 ) -> "Calls":

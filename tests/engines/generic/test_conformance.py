@@ -24,7 +24,7 @@ def shapes() -> Shapes:
 
 @pytest.fixture(scope="module")
 def model(shapes: Shapes) -> GenericModel:
-    return GenericModel(TINY, torch.float32, torch.device("cpu"), shapes)
+    return GenericModel.opened(TINY, torch.float32, torch.device("cpu"), shapes)
 
 
 class TestCallsApart(EngineSuite):

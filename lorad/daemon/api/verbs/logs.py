@@ -70,7 +70,7 @@ def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     has_servers = pool.setup.server is not None and not pool.setup.server.urls
     if of.startswith("engine") and has_servers:
         return pool.attempt().work / f"{'engine-0' if of == 'engine' else of}.log"
-    if of == "trainer" and pool.setup.ranks is not None:
+    if of == "trainer" and pool.setup.has_ranks:
         return pool.attempt().work / "trainer.log"
     return pool.attempt().log
 

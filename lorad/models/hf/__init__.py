@@ -1,0 +1,1 @@
+"""Models whose forward is transformers' own."""

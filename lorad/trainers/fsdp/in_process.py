@@ -1,0 +1,67 @@
+"""A trainer of one rank in the pool's process, on a base in one piece that an engine shares."""
+
+from typing import TypeVar
+
+import torch
+from msgspec.structs import replace
+
+from lorad.models.compute import Compute
+from lorad.models.ops import prepare
+from lorad.protocol.batch import Batch
+from lorad.protocol.calls import TrainerVerb
+from lorad.trainers.base import Trainer, TrainerCapabilities, UnmetExperts, check_verb
+from lorad.trainers.fsdp.body import FsdpBody, open_body
+from lorad.trainers.sharded.body import BodySettings
+from lorad.trainers.sharded.trainer import RankTrainer
+from lorad.trainers.sharded.workers import alone, leave
+
+T = TypeVar("T")
+
+
+class FusedTrainer(Trainer):
+    """Each verb is one quantum of `compute`, so that it and the engine's forwards come one after another.
+
+    Attributes:
+        body: The base; the engine calls its model on `compute`, inside `FsdpBody.lent`.
+    """
+
+    @classmethod
+    async def start(cls, compute: Compute, settings: BodySettings, name: str) -> "FusedTrainer":
+        """Load the base on the compute thread. Raises what `open_body` raises. `name`: what the
+        configurations of adapters call the base.
+        """
+        device = torch.device(settings.device)
+
+        def opened() -> tuple[FsdpBody, RankTrainer]:
+            prepare(device)
+            calls = alone(device)
+            try:
+                body = open_body(settings)
+                return body, RankTrainer(body, calls, name)
+            except BaseException:
+                leave()
+                raise
+
+        return cls(compute, *await compute.run(opened))
+
+    def __init__(self, compute: Compute, body: FsdpBody, rank: RankTrainer) -> None:
+        self._compute, self.body, self._rank = compute, body, rank
+
+    def capabilities(self) -> TrainerCapabilities:
+        return replace(self._rank.capabilities(), offload=False)
+
+    def modules(self) -> dict[str, tuple[int, int]]:
+        return self._rank.modules()
+
+    def slots(self) -> tuple[str, ...]:
+        return self._rank.slots()
+
+    async def do(self, verb: TrainerVerb[T]) -> T:
+        check_verb(verb, self.slots(), self.capabilities())
+        return await self._compute.run(self._rank.do, verb)
+
+    async def unmet_experts(self, batch: Batch) -> list[str] | None:
+        return await self.do(UnmetExperts(batch))
+
+    async def shut_down(self) -> None:
+        await self._compute.run(leave)
