@@ -89,8 +89,8 @@ async def _started(
     if config.engine_class is None or config.mode == "fused":  # an engine's own class may sleep
         mode = "auto" if config.mode == "resident" else config.mode  # the builtin two may be apart here
         parts = {name: getattr(config, name) for name in ("trainer", "engine", "quantize")}
-        axes = {axis: getattr(config.ranks, axis, 1) for axis in AXES}
-        refuse(BackendSetup(**parts, **axes, mode=mode))
+        parts |= {axis: getattr(config.ranks, axis) for axis in AXES if config.ranks is not None}
+        refuse(BackendSetup(**parts, mode=mode))
     training, engine = await _Start(config, compute, root, grant).both()
     returns = None
     try:

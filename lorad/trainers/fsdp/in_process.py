@@ -5,6 +5,7 @@ from typing import TypeVar
 import torch
 from msgspec.structs import replace
 
+from lorad.errors import Conflict
 from lorad.models.compute import Compute
 from lorad.models.ops import prepare
 from lorad.protocol.batch import Batch
@@ -62,6 +63,12 @@ class FusedTrainer(Trainer):
 
     async def unmet_experts(self, batch: Batch) -> list[str] | None:
         return await self.do(UnmetExperts(batch))
+
+    async def offload(self) -> None:
+        raise Conflict("the engine computes on this base", hint="use pool.mode: resident")
+
+    async def onload(self) -> None:
+        """Do nothing: the base never leaves."""
 
     async def shut_down(self) -> None:
         await self._compute.run(leave)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lorad.adapters.targets import HEAD, in_layers, renamed
@@ -45,7 +46,7 @@ class Rounding(NamedTuple):
 
 
 def fill(
-    model: nn.Module, mixtures: Mapping[str, Any], directory: Path, device: torch.device, rounding: Rounding
+    model: Any, mixtures: Mapping[str, Any], directory: Path, device: torch.device, rounding: Rounding
 ) -> None:
     """Allocate this rank's shards of a model on the meta device and fill them. Collective.
 
@@ -55,6 +56,8 @@ def fill(
     """
     derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
+    if not isinstance(model, FSDPModule):  # which keeps tied weights tied
+        model.tie_weights()
     for name, buffer in model.named_buffers():
         buffer.copy_(derived[name])
     files = {name: path for name, (path, _) in stored_tensors(directory).items()}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 T = TypeVar("T")
 
@@ -37,13 +37,15 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
 def alone(device: torch.device) -> "Calls":
     """Be the only rank, in this process; `torch.distributed` is ready until `leave`."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
     return Calls(dist.group.WORLD)
 
 
 def leave() -> None:
-    """End what `alone` began."""
-    dist.destroy_process_group()
+    """End what `alone` began, for all trainers of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def join_at(

@@ -1,0 +1,77 @@
+"""The trainer of one rank in the pool's process keeps the rules of every trainer, and lends its base to an
+engine that keeps the rules of every engine.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lorad.backends.fused import start_fused
+from lorad.engines.base import BASE, Engine
+from lorad.models.compute import Compute
+from lorad.models.directory import resolve
+from lorad.models.facts import read_facts
+from lorad.trainers.base import Policy, Trainer
+from lorad.trainers.fsdp.in_process import FusedTrainer
+from lorad.trainers.sharded.body import BodySettings
+from lorad.trainers.sharded.workers import leave
+from tests.conformance.engine_suite import CANARY, EngineSuite
+from tests.conformance.trainer_kit import MakeTrainer, open_trained
+from tests.conformance.trainer_suite import TrainerSuite
+from tests.kit.fakes.random_adapters import Shapes
+
+TINY = resolve("builtin:tiny")
+
+
+def settings_of(base: Path) -> BodySettings:
+    return BodySettings(model=str(base), dtype="float32", device="cpu", whole=True)
+
+
+class TestFusedTrainer(TrainerSuite):
+    @pytest.fixture
+    async def make_trainer(self, base: Path) -> AsyncIterator[MakeTrainer]:
+        threads: list[Compute] = []
+
+        async def make() -> Trainer:
+            threads.append(Compute())
+            return await FusedTrainer.start(threads[-1], settings_of(base), str(base))
+
+        yield make
+        for compute in threads:
+            compute.close()
+        leave()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Trainer, Engine]]:
+    """A trainer with an adapter of its own in the base all the time, and the engine on that base."""
+    compute = Compute()
+    trainer, engine = await start_fused(
+        compute, settings_of(TINY), "tiny", read_facts(TINY).linears, lambda _: 1 << 28, mix_calls=False
+    )
+    await open_trained(trainer, "run")
+    yield trainer, engine
+    await engine.close()
+    await trainer.shut_down()
+    compute.close()
+
+
+async def test_a_trained_slot_does_not_act_in_samples(pair: tuple[Trainer, Engine]) -> None:
+    trainer, engine = pair
+    trained = await trainer.logprobs(Policy("run"), CANARY)
+    sampled = await engine.score(BASE, CANARY)
+    base = await trainer.logprobs(Policy(), CANARY)
+    assert np.abs(sampled - base).max() < 1e-5 < 1e-3 < np.abs(sampled - trained).max()
+    assert np.array_equal(trained, await trainer.logprobs(Policy("run"), CANARY))
+
+
+class TestEngineOnTheSameBase(EngineSuite):
+    @pytest.fixture
+    def engine(self, pair: tuple[Trainer, Engine]) -> Engine:
+        return pair[1]
+
+    @pytest.fixture
+    def shapes(self) -> Shapes:
+        return read_facts(TINY).linears
