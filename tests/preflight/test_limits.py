@@ -29,7 +29,7 @@ from lorad.limits.of_trainers import OF_TRAINERS
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.pool import host
-from lorad.protocol.pool_setup import PoolSetup
+from lorad.protocol.pool_setup import PoolSetup, RanksSetup
 from lorad.spec.model import Spec, convert
 from lorad.trainers.base import OpenSlot, SlotSpec
 from lorad.trainers.fsdp.body import open_body as open_fsdp
@@ -114,6 +114,7 @@ IN_POOLS = [
     {"pool": {"mode": "timesliced"}},
     {"model": {"quantize": "nf4"}, "rollout": {"backend": "sglang"}},
     {"pool": {"mode": "fused"}, "rollout": {"backend": "transformers"}},
+    {"pool": {"mode": "fused"}, "rollout": {"backend": "transformers"}, "trainer": fsdp(dp=2)},
     {"pool": {"mode": "timesliced"}, "rollout": {"backend": "transformers"}},
     {"model": {"quantize": "nf4"}, "rollout": {"backend": "transformers"}},
 ]
@@ -183,7 +184,8 @@ def test_ranks_refuse_as_the_preflight_does(
 async def test_pools_refuse_as_the_preflight_does(spec: dict[str, Any], tmp_path: Path) -> None:
     setup = backend_setup(convert(spec))
     names = {name: getattr(setup, name) for name in ("trainer", "engine", "mode", "quantize")}
-    config = PoolSetup(pool="p", model="m", model_path=str(TINY), **names)
+    ranks = RanksSetup(dp=setup.dp) if setup.trainer == "fsdp" else None
+    config = PoolSetup(pool="p", model="m", model_path=str(TINY), ranks=ranks, **names)
     nobody: Any = None
     with pytest.raises(SpecError) as refused:
         async with host._started(config, nobody, tmp_path, None):

@@ -124,6 +124,8 @@ def test_modes_follow_from_backend_and_device() -> None:
         == "timesliced"
     )
     assert setup({"backend": "transformers"}, device="cuda:0").mode == "resident"
+    assert setup({"backend": "transformers"}, trainer={"backend": "fsdp"}).mode == "fused"
+    assert setup({"backend": "transformers"}, trainer={"backend": "fsdp", "dp": 2}).mode == "resident"
     assert setup(trainer={"backend": "fsdp"}).mode == "resident"
     assert setup(device="cuda:0", pool={"mode": "resident"}).mode == "resident"
 
