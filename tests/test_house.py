@@ -38,6 +38,7 @@ SLOW = TORCH | {
 }
 HEAVY = (
     "lorad.backends.engine_trial",
+    "lorad.backends.fused",
     "lorad.models",
     "lorad.trainers",
     "lorad.engines",

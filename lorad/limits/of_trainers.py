@@ -46,10 +46,6 @@ def own_fields(s: Any, dtype: object, *, pads: bool) -> dict[str, object]:
 _OWN = {*own_fields(BackendSetup(), None, pads=False), "transformer_layer_spec"}
 
 
-def _ranks(s: BackendSetup) -> int:
-    return s.tp * s.pp * s.cp * s.dp
-
-
 def _foreign_axis(s: BackendSetup) -> tuple[str, str] | None:
     """Return an axis that the trainer does not have, and the trainers that have it."""
     for axis in AXES:
@@ -107,7 +103,7 @@ _ANY = (
         breaks=lambda s: (
             s.mode == "fused"
             and s.trainer in RANKED
-            and ((s.trainer, s.engine) not in FUSES or _ranks(s) > 1)
+            and ((s.trainer, s.engine) not in FUSES or s.tp * s.pp * s.cp * s.dp > 1)
         ),
         why="fused is one process for trainer and engine, but {s.trainer} has processes of its own",
         hint="Leave it out (auto), or set it to resident. fsdp of one rank is fused with rollout.backend: "

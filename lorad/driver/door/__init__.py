@@ -1,1 +1,1 @@
-"""The door for agent programs: OpenAI's chat for one episode each, with every token written down."""
+"""The door for agent programs: an episode has a chat, in three dialects, and every token is written down."""

@@ -99,6 +99,13 @@ class Chains:
         self._chats: list[_Chat] = []
         self._lock = threading.Lock()
 
+    def size(self, messages: Sequence[Message], tools: _Tools) -> int:
+        """Count the tokens of a chat as it would begin a row.
+
+        Raises SpecError where the chat template refuses the messages.
+        """
+        return len(self._format.first(messages, tools)[1])
+
     def place(self, messages: Sequence[Message], tools: _Tools) -> _AnswerPlace:
         """Find where the answer to a request belongs; a row that it continues is its own until `say` or
         `leave`.

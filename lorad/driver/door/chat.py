@@ -62,13 +62,22 @@ class Chat(Struct, frozen=True):
 
 
 def read_chat(body: bytes, how: Sampling) -> Chat:
-    """Read a request, which cannot change how the episode is sampled, but for fewer tokens. Raises
-    Refusal.
-    """
+    """Read a request of OpenAI's chat. Raises Refusal."""
+    return chat_of(decoded(body), how)
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """Read the body of a request. Raises Refusal unless it is a JSON object."""
     try:
-        request = msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(f"The body is no JSON object: {error}") from None
+
+
+def chat_of(request: Mapping[str, Any], how: Sampling) -> Chat:
+    """Check a request, which cannot change how the episode is sampled, but for fewer tokens. Raises
+    Refusal.
+    """
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
     for key, value in request.items():
         if key in _HARMLESS or value is None:
@@ -180,3 +189,8 @@ def streamed(answer: Mapping[str, Any], *, wants_usage: bool) -> bytes:
     parts += [{"choices": [], "usage": answer["usage"]}] if wants_usage else []
     events = [b"data: " + json.dumps(about | part).encode() + b"\n\n" for part in parts]
     return b"".join([*events, b"data: [DONE]\n\n"])
+
+
+def events_of(events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Write the events of a stream, each named by its `type`."""
+    return b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from aiohttp import web
 
 from lorad.bounds import Bounds
 from lorad.driver.door.chains import Chains
-from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of, read_chat, streamed
+from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of
+from lorad.driver.door.dialects import DIALECTS, MESSAGES, ChatDialect
 from lorad.errors import LoradError, SpecError
 from lorad.http.serve import LOCAL, Listener, SocketFile, serve
 from lorad.protocol.batch import Chunk, Sampling
@@ -80,6 +82,13 @@ class Visit:
         self.chains.say(place, chunks, text, message)
         return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
 
+    def size(self, chat: Chat) -> int:
+        """Count the tokens of a context. Raises Refusal."""
+        try:
+            return self.chains.size(as_template(chat.messages), chat.tools)
+        except SpecError as error:
+            raise Refusal(str(error), "messages") from None
+
     def _begin_turn(self) -> int:
         """Return the number of a turn that begins, from 0. Raises Refusal where there is none left."""
         with self._counting:
@@ -135,7 +144,9 @@ class Door:
 
     async def _serve(self) -> None:
         app = web.Application(client_max_size=_MOST_BYTES)
-        app.router.add_post("/episodes/{secret}/v1/chat/completions", self._chat)
+        for path, dialect in DIALECTS.items():
+            app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._answer, dialect))
+        app.router.add_post("/episodes/{secret}/v1/messages/count_tokens", self._count)
         app.router.add_get("/episodes/{secret}/v1/models", self._models)
         listener = socket.create_server((LOCAL, 0))
         listeners: list[Listener] = [listener]
@@ -154,15 +165,27 @@ class Door:
         model["max_model_len"] = visit.max_tokens
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _count(self, request: web.Request) -> web.Response:
+        """Count the tokens of a request of Anthropic's, which clients ask for to compact in time."""
         visit = self._visits.get(request.match_info["secret"])
         if visit is None:
             return _over()
         try:
-            chat = read_chat(await request.read(), visit.how)
+            chat = MESSAGES.read(await request.read(), visit.how)
+            size = await self._loop.run_in_executor(self._threads, visit.size, chat)
+        except Refusal as refusal:
+            return web.json_response(MESSAGES.refuse(refusal), status=400)
+        return web.json_response({"input_tokens": size})
+
+    async def _answer(self, dialect: ChatDialect, request: web.Request) -> web.Response:
+        visit = self._visits.get(request.match_info["secret"])
+        if visit is None:
+            return _over()
+        try:
+            chat = dialect.read(await request.read(), visit.how)
             answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
         except Refusal as refusal:
-            return web.json_response(refusal.body, status=400)
+            return web.json_response(dialect.refuse(refusal), status=400)
         except LoradError as error:  # of the pool: the episode cannot go on
             visit.failed = error
             return web.json_response(
@@ -170,9 +193,8 @@ class Door:
                 status=503,
             )
         if chat.is_stream:
-            body = streamed(answer, wants_usage=chat.wants_usage)
-            return web.Response(body=body, content_type="text/event-stream")
-        return web.json_response(answer)
+            return web.Response(body=dialect.stream(answer, chat), content_type="text/event-stream")
+        return web.json_response(dialect.answer(answer))
 
 
 def _over() -> web.Response:

@@ -46,7 +46,9 @@ class FusedTrainer(Trainer):
         return cls(compute, *await compute.run(opened))
 
     def __init__(self, compute: Compute, body: FsdpBody, rank: RankTrainer) -> None:
-        self._compute, self.body, self._rank = compute, body, rank
+        self._compute = compute
+        self.body = body
+        self._rank = rank
 
     def capabilities(self) -> TrainerCapabilities:
         return replace(self._rank.capabilities(), offload=False)
