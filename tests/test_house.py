@@ -38,7 +38,6 @@ SLOW = TORCH | {
 }
 HEAVY = (
     "lorad.backends.engine_trial",
-    "lorad.backends.fused",
     "lorad.models",
     "lorad.trainers",
     "lorad.engines",

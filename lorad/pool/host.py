@@ -170,7 +170,7 @@ class _Start:
     async def _fused(self, setup: RanksSetup) -> tuple[_Training, Engine]:
         """Start a trainer of one rank and the engine over transformers on one base of this process."""
         # with transformers and PEFT, which other pools do without
-        from lorad.backends.fused import start_fused
+        from lorad.trainers.fsdp.in_process import FusedTrainer
 
         config = self.config
         settings = BodySettings(
@@ -181,12 +181,12 @@ class _Start:
             quantize=config.quantize,
             whole=True,
         )
-        cache = partial(engine_cache, config, self.facts, own=False)
-        mix = not config.deterministic
-        trainer, engine = await start_fused(
-            self.compute, settings, config.model, self.facts.linears, cache, mix_calls=mix
-        )
+        trainer = await FusedTrainer.start(self.compute, settings, config.model)
         try:
+            cache = partial(engine_cache, config, self.facts, own=False)
+            about = Path(config.model_path), self.facts.linears, cache
+            mix = not config.deterministic
+            engine = self.engine_type.on(trainer.body, self.compute, *about, mix_calls=mix)
             checksum = await trainer.base_checksum()
             return _Training(trainer, checksum, teacher=await self._teacher()), engine
         except BaseException:

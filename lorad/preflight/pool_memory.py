@@ -22,7 +22,7 @@ from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
 
 _MB = 1 << 20
-_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "fused": 500}
+_PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "fused": 440}
 """MiB that a process takes before it holds anything of a model: the pool's with a trainer in it, the same
 without, and a rank; `lorad/servers` has those of a server with all its processes. Measured on 26 November
 2026 by `make bench-pool-memory` on 2 cores of an AMD EPYC: Python 3.11, torch 2.13 for CPUs, SGLang 0.5.23,
@@ -34,6 +34,9 @@ _GATHERED = 4
 """Sizes of the base that gathered weights add to the heap of each FSDP rank on a CPU: layers are gathered and
 let go between activations, forward and backward, and malloc keeps the gaps. Measured as 3.9 and 4.1 (100 M,
 one rank and two, three steps)."""
+_GAPS = 2.5
+"""Sizes of the base that the heap of a fused pool has between activations on a CPU, beside what is counted.
+Measured as 2.5 (100 M, three steps)."""
 _SCORES = 1.43
 """Arrays of tokens x tokens that Megatron's attention without Transformer Engine keeps for each head, as on a
 CPU; of the micro-batch's whole row."""
@@ -212,9 +215,10 @@ def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     """FSDP cuts one base over all ranks, Megatron has one for each data-parallel copy."""
     trainer = spec.trainer
     copies = trainer.dp if trainer.backend == "megatron" else 1
-    gathers = device == "cpu" and trainer.backend == "fsdp" and _has_ranks(spec)
+    on_heap = model.bytes(dtype) * (device == "cpu" and trainer.backend == "fsdp")
     return {
-        "gathered weights": _GATHERED * trainer.ranks * model.bytes(dtype) * gathers,
+        "gathered weights": _GATHERED * trainer.ranks * on_heap * _has_ranks(spec),
+        "gaps in the heap": int(_GAPS * on_heap) * (not _has_ranks(spec)),
         "bases": copies * _base_of_trainer(spec, model, dtype),
         "activations": _activations(spec, model, step, device, dtype),
     }

@@ -107,13 +107,13 @@ class Pool(Part, frozen=True):
     """How trainer and engine share devices.
 
     Attributes:
-        mode: fused is one process and one copy of the base, for the builtin backends. resident keeps both
-            loaded. timesliced puts a server to sleep while the trainer trains, and a trainer with ranks gives
-            its memory back while the server works. split gives servers devices of their own, so that some
-            runs sample while others train: resources.rollout_devices of this machine, or
-            resources.rollout_nodes of a cluster. auto is split with either of them; fused where that is
-            possible; resident with the builtin engine, on a CPU, and for servers that you run; otherwise
-            timesliced.
+        mode: fused is one process and one copy of the base, for the builtin backends and for one rank of fsdp
+            with the engine over transformers. resident keeps both loaded. timesliced puts a server to sleep
+            while the trainer trains, and a trainer with ranks gives its memory back while the server works.
+            split gives servers devices of their own, so that some runs sample while others train:
+            resources.rollout_devices of this machine, or resources.rollout_nodes of a cluster. auto is split
+            with either of them; fused where that is possible; resident with the builtin engine, on a CPU, and
+            for servers that you run; otherwise timesliced.
         memory_fraction: share of the device's memory that the pool may take.
         threads: compute threads on the CPU; null chooses them for the model and the machine.
     """

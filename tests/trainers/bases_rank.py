@@ -77,7 +77,7 @@ def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
     base = rank.logits(rank.samples, adapter=False)
     before = rank.body.checksum()
     answer: dict[str, Any] = {
-        "parameters": sum(tensor.numel() for _, tensor in weights(rank.body._model))
+        "parameters": sum(tensor.numel() for _, tensor in weights(rank.body.model))
         == read_facts(model).parameters,
         "linears": sorted(rank.body.shapes) == sorted(read_facts(model).linears),
         "base": far(base, rank.alone(rank.reference)),

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lorad.backends.fused import start_fused
 from lorad.engines.base import BASE, Engine
+from lorad.engines.generic.engine import TransformersEngine
 from lorad.models.compute import Compute
 from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.trainers.base import Policy, Trainer
 from lorad.trainers.fsdp.in_process import FusedTrainer
 from lorad.trainers.sharded.body import BodySettings
-from lorad.trainers.sharded.workers import leave
 from tests.conformance.engine_suite import CANARY, EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer, open_trained
 from tests.conformance.trainer_suite import TrainerSuite
@@ -32,24 +31,26 @@ def settings_of(base: Path) -> BodySettings:
 class TestFusedTrainer(TrainerSuite):
     @pytest.fixture
     async def make_trainer(self, base: Path) -> AsyncIterator[MakeTrainer]:
-        threads: list[Compute] = []
+        trainers: list[tuple[Compute, Trainer]] = []
 
         async def make() -> Trainer:
-            threads.append(Compute())
-            return await FusedTrainer.start(threads[-1], settings_of(base), str(base))
+            compute = Compute()
+            trainers.append((compute, await FusedTrainer.start(compute, settings_of(base), str(base))))
+            return trainers[-1][1]
 
         yield make
-        for compute in threads:
+        for compute, trainer in trainers:
+            await trainer.shut_down()
             compute.close()
-        leave()
 
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Trainer, Engine]]:
     """A trainer with an adapter of its own in the base all the time, and the engine on that base."""
     compute = Compute()
-    trainer, engine = await start_fused(
-        compute, settings_of(TINY), "tiny", read_facts(TINY).linears, lambda _: 1 << 28, mix_calls=False
+    trainer = await FusedTrainer.start(compute, settings_of(TINY), "tiny")
+    engine = TransformersEngine.on(
+        trainer.body, compute, TINY, read_facts(TINY).linears, lambda _: 1 << 28, mix_calls=False
     )
     await open_trained(trainer, "run")
     yield trainer, engine

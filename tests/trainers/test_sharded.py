@@ -203,11 +203,11 @@ def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.Monke
     for name, budget in (("small", most), ("large", 2 * most)):
         trainer.open(OpenSlot(name, msgspec.structs.replace(SPEC, tokens_per_microbatch=budget)))
         work = ForwardBackward(batch, targets_for(batch), PolicyLoss(), 10.0, name)
-        ends.append((trainer.forward_backward(work), trainer._slots[name].grads.clone()))
+        ends.append((trainer.forward_backward(work), trainer.slots[name].grads.clone()))
     (small, few), (large, many) = ends
     assert (small.halved_to, large.halved_to, large.loss) == (0, most, small.loss)
     assert torch.equal(few, many) and few.any()
-    base = [tensor for name, tensor in body._model.named_parameters() if not is_adapter(name)]
+    base = [tensor for name, tensor in body.model.named_parameters() if not is_adapter(name)]
     assert all(isinstance(tensor, DTensor) for tensor in base)  # none stays gathered
 
 
@@ -216,7 +216,7 @@ def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.Monke
 def test_fsdp_rounds_to_builtins_bits(form: Quantize) -> None:
     model = BUILTIN["builtin:tiny"]
     body: Any = open_body(BodySettings(model=str(model), dtype="float32", device="cpu", quantize=form))
-    found: dict[str, Any] = dict(weights(body._model))
+    found: dict[str, Any] = dict(weights(body.model))
     for number, layer in enumerate(load_base(model, torch.float32, CPU, form).layers):
         for names, packed in (
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv),

@@ -27,7 +27,7 @@ from lorad.engines.base import (
 )
 from lorad.engines.builtin.calls import Call, Decoder
 from lorad.engines.generic.decode import GenericBatch, HeldRows, Report
-from lorad.engines.generic.model import GenericModel, RowAdapter
+from lorad.engines.generic.model import GenericModel, RowAdapter, SharedBase
 from lorad.engines.versions import Versions, receive
 from lorad.errors import Conflict, SpecError
 from lorad.models.compute import Compute
@@ -103,6 +103,21 @@ class TransformersEngine(Engine):
             mix_calls: As of the engine.
         """
         model = await compute.run(lambda: GenericModel.opened(directory, *place(), shapes))
+        return cls(model, compute, directory, shapes, cache_bytes=cache(model), mix_calls=mix_calls)
+
+    @classmethod
+    def on(
+        cls,
+        base: SharedBase,
+        compute: Compute,
+        directory: Path,
+        shapes: Mapping[str, tuple[int, int]],
+        cache: Callable[[GenericModel], int],
+        *,
+        mix_calls: bool,
+    ) -> "TransformersEngine":
+        """Serve a base that a trainer has in this process. The other arguments are those of `start`."""
+        model = GenericModel(base.model, base.dtype, base.device, base.linears, base.lent)
         return cls(model, compute, directory, shapes, cache_bytes=cache(model), mix_calls=mix_calls)
 
     def capabilities(self) -> EngineCapabilities:

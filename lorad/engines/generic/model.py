@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,23 @@ class RowAdapter:
     @property
     def bytes(self) -> int:
         return sum(half.nbytes for pair in self.pairs.values() for half in pair)
+
+
+class SharedBase(Protocol):
+    """A model that somebody else calls too.
+
+    Attributes:
+        linears: What computes each linear of the base, by the names of the checkpoint.
+    """
+
+    model: Any
+    dtype: torch.dtype
+    device: torch.device
+    linears: dict[str, nn.Module]
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Hold the model for a forward, in which it computes as the checkpoint has it."""
+        ...
 
 
 class GenericModel:

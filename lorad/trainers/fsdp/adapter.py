@@ -40,6 +40,7 @@ class AdapterRoom:
 
     Attributes:
         shapes: The shapes of all linears, of experts too.
+        linears: PEFT's wrappers of the linears that are modules.
 
     Args:
         shapes: The shapes of the linears that are modules, by their paths in the model.
@@ -64,9 +65,7 @@ class AdapterRoom:
             warnings.simplefilter("ignore", FutureWarning)  # peft asks for what transformers has deprecated
             config = _lora(AdapterConfig(1, 1.0, tuple(shapes)))
             self._peft: Any = get_peft_model(_Nameless(model), config, _NAME, low_cpu_mem_usage=True)
-        self._linears: dict[str, Any] = {
-            name: model.get_submodule(path) for name, path in self._paths.items()
-        }
+        self.linears: dict[str, Any] = {name: model.get_submodule(path) for name, path in self._paths.items()}
 
     def parameters(self) -> set[nn.Parameter]:
         """Return the adapter's parameters, which `fully_shard` must ignore; call `clear` once it is done."""
@@ -80,7 +79,7 @@ class AdapterRoom:
         called: set[str] = set()
         hooks = [
             module.register_forward_hook(lambda *_, name=name: called.add(name))
-            for name, module in {**self._linears, **self._mixtures}.items()
+            for name, module in {**self.linears, **self._mixtures}.items()
         ]
         try:
             yield
@@ -90,10 +89,6 @@ class AdapterRoom:
         self._mixtures = {name: module for name, module in self._mixtures.items() if name in called}
         of_experts = experts.expert_shapes(self._mixtures)
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in called | set(of_experts)}
-
-    def bases(self) -> dict[str, nn.Module]:
-        """Return the linears of the base, which the wrappers of PEFT call."""
-        return {name: linear.get_base_layer() for name, linear in self._linears.items()}
 
     def clear(self) -> None:
         """Take the adapter out of the model."""
@@ -117,7 +112,7 @@ class AdapterRoom:
                 f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
                 hint=f"the {len(self.shapes)} linears of the base have names like {next(iter(self.shapes))}",
             )
-        linears = tuple(name for name in config.modules if name in self._linears)
+        linears = tuple(name for name in config.modules if name in self.linears)
         places = self._put_on_linears(msgspec.structs.replace(config, modules=linears), dtype, device)
         for (path, linear), pair in experts.put(self._mixtures, config, dtype, device).items():
             names = [f"{path}.{expert}.{linear}" for expert in pair.experts]
@@ -134,7 +129,7 @@ class AdapterRoom:
         in_model = msgspec.structs.replace(config, modules=paths)
         self._peft.add_adapter(_NAME, _lora(in_model), low_cpu_mem_usage=True)
         self._holds = True
-        placed = {name for name, linear in self._linears.items() if _NAME in linear.lora_A}
+        placed = {name for name, linear in self.linears.items() if _NAME in linear.lora_A}
         if placed != set(config.modules):
             self.clear()
             wrong = sorted(placed ^ set(config.modules))
@@ -145,18 +140,18 @@ class AdapterRoom:
             )
         places = []
         for name, half in itertools.product(config.modules, _HALVES):
-            linear = getattr(self._linears[name], half)[_NAME]
+            linear = getattr(self.linears[name], half)[_NAME]
             linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
             places.append(_ParameterParts([f"{name}.{half}.weight"], linear.weight))
         for name in config.modules if config.dora else ():
-            linear = self._linears[name]  # PEFT takes the magnitude, zero in fp32, out with the rest
+            linear = self.linears[name]  # PEFT takes the magnitude, zero in fp32, out with the rest
             holder = nn.Module()
             holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
             linear.lora_magnitude_vector[_NAME] = holder
             linear.lora_variant[_NAME] = _Dora()
             places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], holder.weight))
         self._peft.set_adapter(_NAME)
-        self._adapted = [self._linears[name] for name in config.modules]
+        self._adapted = [self.linears[name] for name in config.modules]
         return places
 
     @contextlib.contextmanager
@@ -182,7 +177,7 @@ class AdapterRoom:
         """Return the length of each row of the base's weights, [out] in fp32. Collective."""
         norms = {}
         for name in modules:
-            weight = self._linears[name].get_base_layer().weight
+            weight = self.linears[name].get_base_layer().weight
             whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
             norms[name] = row_norms(whole).cpu().numpy()
         return norms

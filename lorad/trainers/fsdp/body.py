@@ -56,6 +56,10 @@ class FsdpBody(Body):
     whole everywhere.
 
     The base is always in evaluation mode, so that only the adapter has dropout.
+
+    Attributes:
+        model: The module of transformers, which an engine may share where the base is whole.
+        linears: What computes each linear of the base without any adapter, by logical name.
     """
 
     lockstep = True
@@ -70,25 +74,30 @@ class FsdpBody(Body):
         attention = setup.args.get(ATTENTION)
         kinds = [attention] if attention else architecture.attentions(self.dtype, self.device)
         kinds = ["sdpa"] if settings.cp > 1 else kinds
-        self._model = architecture.empty_model(read_config(directory), self.dtype, kinds)
-        self._text = self._model.config.get_text_config()
-        self._count: int = sum(parameter.numel() for parameter in self._model.parameters())
-        self._layers = architecture.decoder_layers(self._model)
+        self.model = architecture.empty_model(read_config(directory), self.dtype, kinds)
+        self._text = self.model.config.get_text_config()
+        self._count: int = sum(parameter.numel() for parameter in self.model.parameters())
+        self._layers = architecture.decoder_layers(self.model)
         self._is_whole = settings.whole
         self._prepare(self._layers, read_facts(directory).linears)
         rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
-        weights.fill(self._model, self._mixtures, directory, self.device, rounding)
+        weights.fill(self.model, self._mixtures, directory, self.device, rounding)
         self._on_host: list[Tensor] = []  # the base, in the order in which modules are asked for it
         self._ulysses: Ulysses | None = None
-        self._has_positions = architecture.takes(self._model, "position_ids")
+        self._has_positions = architecture.takes(self.model, "position_ids")
         with self._room.reached():
             mixes = not keeps_apart(self._logits, self.vocab, self.device)
             mixes_anywhere = self.dp.most(int(mixes), self.device) > 0
-            self.packs = not mixes_anywhere and architecture.may_pack(self._model)
+            self.packs = not mixes_anywhere and architecture.may_pack(self.model)
             if (size := settings.cp) > 1:
                 groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
                 self.cp = DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
                 self._cut_sequences()
+        self.linears: dict[str, nn.Module] = {
+            name: linear.get_base_layer()
+            for name, linear in self._room.linears.items()
+            if name in self._room.shapes
+        }
         log.info(
             "%d linears; sequences %s",
             len(self.shapes),
@@ -99,17 +108,17 @@ class FsdpBody(Body):
         """Make room for adapters, and cut the base over the ranks unless it stays whole."""
         self._recompute = Recompute()
         self._recompute.install(layers)
-        self._mixtures = experts.experts_in(layers, self._model)
+        self._mixtures = experts.experts_in(layers, self.model)
         if self._mixtures:
-            experts.compute_experts(self._model)
-        self._routes = experts.route_shape(self._model, self._mixtures)
-        self._router = experts.Router(self._model, self._mixtures if self._routes else {})
-        shapes = architecture.linear_shapes(self._model, layers)
-        self._room = AdapterRoom(self._model, shapes, renamed(shapes, stored), self._mixtures)
+            experts.compute_experts(self.model)
+        self._routes = experts.route_shape(self.model, self._mixtures)
+        self._router = experts.Router(self.model, self._mixtures if self._routes else {})
+        shapes = architecture.linear_shapes(self.model, layers)
+        self._room = AdapterRoom(self.model, shapes, renamed(shapes, stored), self._mixtures)
         if not self._is_whole:
             mesh = DeviceMesh.from_group(self._world, self.device.type)
             ignored = self._room.parameters()
-            for module in (*layers, self._model):
+            for module in (*layers, self.model):
                 fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
         self._room.clear()
 
@@ -138,22 +147,12 @@ class FsdpBody(Body):
 
     @property
     def may_forget(self) -> bool:
-        may = self._is_whole or hasattr(self._model, "reset_iter_state")  # since torch 2.13
+        may = self._is_whole or hasattr(self.model, "reset_iter_state")  # since torch 2.13
         return may and self.dp.size == 1 and self.device.type == "cuda"
 
     def forget(self) -> None:
         if not self._is_whole:
-            self._model.reset_iter_state()
-
-    @property
-    def model(self) -> Any:
-        """Return the module of transformers, for an engine that shares it where the base is whole."""
-        return self._model
-
-    @property
-    def linears(self) -> dict[str, nn.Module]:
-        """Return what computes each linear of the base, by logical name, without any adapter."""
-        return {name: linear for name, linear in self._room.bases().items() if name in self.shapes}
+            self.model.reset_iter_state()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -186,7 +185,7 @@ class FsdpBody(Body):
         return self._count
 
     def checksum(self) -> str:
-        return weights.checksum(self._model)
+        return weights.checksum(self.model)
 
     def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
         return self._room.row_norms(modules)
@@ -203,7 +202,7 @@ class FsdpBody(Body):
         """Return what the decoder gives. After the visit its first token alone goes on to the output layer,
         by which FSDP sees the model's end, and so the backward that is to come.
         """
-        decoder = architecture.decoder_of(self._model)
+        decoder = architecture.decoder_of(self.model)
         captured = []
         decode = decoder.forward
 
@@ -266,7 +265,7 @@ class FsdpBody(Body):
         output.last_hidden_state = states[None]
         decoder.forward = lambda *_, **__: output
         ids = torch.zeros((1, len(states)), dtype=torch.int64, device=states.device)
-        scores: Tensor = self._model.forward(input_ids=ids, use_cache=False).logits[0]
+        scores: Tensor = self.model.forward(input_ids=ids, use_cache=False).logits[0]
         return scores
 
     def offload(self) -> None:
@@ -288,11 +287,11 @@ class FsdpBody(Body):
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the model's logits, [tokens, vocab]."""
         more: dict[str, Any] = {"position_ids": positions} if self._has_positions else {}
-        logits: Tensor = self._model(input_ids=ids, use_cache=False, **more).logits[0]
+        logits: Tensor = self.model(input_ids=ids, use_cache=False, **more).logits[0]
         return logits
 
     def _move(self, where: Callable[[Tensor], Tensor]) -> None:
         """Move shards and buffers of the base; adapters stay, since others hold views of their memory."""
         stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
         staying = {id(tensor) for tensor in stays}
-        self._model._apply(lambda tensor: tensor if id(tensor) in staying else where(tensor))
+        self.model._apply(lambda tensor: tensor if id(tensor) in staying else where(tensor))

@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 
 from lorad.errors import Conflict
@@ -14,7 +15,7 @@ from lorad.trainers.base import Trainer, TrainerCapabilities, UnmetExperts, chec
 from lorad.trainers.fsdp.body import FsdpBody, open_body
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.trainer import RankTrainer
-from lorad.trainers.sharded.workers import alone, leave
+from lorad.trainers.sharded.workers import alone
 
 T = TypeVar("T")
 
@@ -32,22 +33,18 @@ class FusedTrainer(Trainer):
         configurations of adapters call the base.
         """
         device = torch.device(settings.device)
-
-        def opened() -> tuple[FsdpBody, RankTrainer]:
-            prepare(device)
-            calls = alone(device)
-            try:
-                body = open_body(settings)
-                return body, RankTrainer(body, calls, name)
-            except BaseException:
-                leave()
-                raise
-
-        return cls(compute, *await compute.run(opened))
+        await compute.run(prepare, device)
+        calls = await compute.run(alone, device)
+        try:
+            body = await compute.run(open_body, settings)
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+        return cls(compute, body, RankTrainer(body, calls, name))
 
     def __init__(self, compute: Compute, body: FsdpBody, rank: RankTrainer) -> None:
-        self._compute = compute
         self.body = body
+        self._compute = compute
         self._rank = rank
 
     def capabilities(self) -> TrainerCapabilities:
@@ -57,7 +54,7 @@ class FusedTrainer(Trainer):
         return self._rank.modules()
 
     def slots(self) -> tuple[str, ...]:
-        return self._rank.slots()
+        return tuple(self._rank.slots)
 
     async def do(self, verb: TrainerVerb[T]) -> T:
         check_verb(verb, self.slots(), self.capabilities())
@@ -69,8 +66,6 @@ class FusedTrainer(Trainer):
     async def offload(self) -> None:
         raise Conflict("the engine computes on this base", hint="use pool.mode: resident")
 
-    async def onload(self) -> None:
-        """Do nothing: the base never leaves."""
-
     async def shut_down(self) -> None:
-        await self._compute.run(leave)
+        if dist.is_initialized():  # by all trainers of this process
+            await self._compute.run(dist.destroy_process_group)

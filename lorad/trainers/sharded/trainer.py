@@ -77,7 +77,7 @@ class RankTrainer:
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
         self._body, self._calls, self._model = body, calls, model
-        self._slots = Slots[ShardedSlot]()
+        self.slots = Slots[ShardedSlot]()
         self._key: MountKey | None = None
         self._mounted: Mounted | None = None
         self._present: ShardedSlot | None = None
@@ -95,9 +95,6 @@ class RankTrainer:
             ),
             routes=self._body.routes,
         )
-
-    def slots(self) -> tuple[str, ...]:
-        return tuple(self._slots)
 
     def modules(self) -> dict[str, tuple[int, int]]:
         return dict(self._body.shapes)
@@ -124,7 +121,7 @@ class RankTrainer:
 
     def open(self, verb: OpenSlot) -> SlotInfo:
         spec = verb.spec
-        if verb.slot in self._slots:
+        if verb.slot in self.slots:
             raise Conflict(f"slot {verb.slot} is open already", hint="Close it first, or take another name.")
         refuse(msgspec.structs.replace(self._body.setup, has_critic=spec.critic))
         refuse_adapter(self._body.setup, spec.adapter, spec.lora_type)
@@ -146,13 +143,13 @@ class RankTrainer:
         head = [torch.Size(shape) for shape in self._head(spec).values()]
         slot = ShardedSlot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
         slot.fill(slot.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
-        self._slots[verb.slot] = slot
+        self.slots[verb.slot] = slot
         size = sum(map(math.prod, shapes.values())) + sum(p.numel() for p in slot.head)
         vectors = 1 if spec.frozen else 4
         return SlotInfo(verb.slot, size, tensors=len(shapes) + len(head), bytes=vectors * size * 4)
 
     def forward_backward(self, work: ForwardBackward) -> Gradients:
-        slot = self._slots.policy(work.slot)
+        slot = self.slots.policy(work.slot)
         mounted = self._put_in(slot)
         halved_to = 0
         losses = self._losses_or_none(slot, mounted, work)
@@ -200,7 +197,7 @@ class RankTrainer:
         return losses
 
     def values(self, verb: Values) -> np.ndarray:
-        slot = self._slots.critic(verb.slot)
+        slot = self.slots.critic(verb.slot)
         self._put_in(slot)
 
         def of_row(row: Rows) -> Tensor:
@@ -211,7 +208,7 @@ class RankTrainer:
         return np.asarray(values)
 
     def value_backward(self, work: ValueBackward) -> LossStats:
-        slot = self._slots.critic(work.slot, trained=True)
+        slot = self.slots.critic(work.slot, trained=True)
         mounted = self._put_in(slot)
         stats = LossStats()
         for number, row in enumerate(self._rows(work.batch, slot.tokens_per_microbatch)):
@@ -227,18 +224,18 @@ class RankTrainer:
         return over_ranks(stats, self._body.dp, self._body.device)
 
     def optim_step(self, verb: OptimStep) -> StepResult:
-        slot = self._slots.trained(verb.slot)
+        slot = self.slots.trained(verb.slot)
         mounted = self._put_in(slot)
         norm, applied = slot.optim_step(verb.lr, verb.max_grad_norm, verb.optimizer)
         slot.bind(mounted.parameters)
         return StepResult(grad_norm=norm, applied=applied)
 
     def discard_grads(self, verb: DiscardGrads) -> None:
-        self._slots.trained(verb.slot).grads.zero_()
+        self.slots.trained(verb.slot).grads.zero_()
 
     def predictions(self, verb: Predict) -> Predictions:
         policy = verb.policy
-        slot = None if policy.slot is None else self._slots[policy.slot]
+        slot = None if policy.slot is None else self.slots[policy.slot]
         if slot is None:
             return self._predictions(None, verb.batch, verb.temperature)
         mounted = self._put_in(slot)
@@ -291,11 +288,11 @@ class RankTrainer:
             slot.bind(mounted.parameters)
 
     def export(self, verb: ExportSlot) -> Adapter:
-        slot = self._slots[verb.slot]
+        slot = self.slots[verb.slot]
         return self._adapter(slot, self._put_in(slot))
 
     def save(self, verb: SaveSlot) -> list[str]:
-        slot = self._slots.trained(verb.slot)
+        slot = self.slots.trained(verb.slot)
         mounted = self._put_in(slot)
         adapter = self._adapter(slot, mounted)
         moments = {name: self._gathered(slot, mounted, slot.whole(getattr(slot, name))) for name in MOMENTS}
@@ -305,7 +302,7 @@ class RankTrainer:
         return checkpoint.write(verb.directory, adapter, head, moments, slot.step, slot.rng(), self._model)
 
     def load(self, verb: LoadSlot) -> None:
-        slot = self._slots.trained(verb.slot)
+        slot = self.slots.trained(verb.slot)
         head = self._head(slot.spec)
         shapes = {**expected_shapes(slot.spec.adapter, self._body.shapes), **head}
         saved = self._together(lambda: checkpoint.read(verb.directory, slot.spec.adapter, shapes))
@@ -336,7 +333,7 @@ class RankTrainer:
         self._body.onload()
 
     def close(self, verb: CloseSlot) -> None:
-        if self._slots.close(verb.slot) is self._present:
+        if self.slots.close(verb.slot) is self._present:
             self._put_away()
 
     def _head(self, spec: SlotSpec) -> dict[str, tuple[int, ...]]:

@@ -35,17 +35,11 @@ def join(rank: int, world: int, meeting: Path, device: torch.device) -> "Calls":
 
 
 def alone(device: torch.device) -> "Calls":
-    """Be the only rank, in this process; `torch.distributed` is ready until `leave`."""
+    """Be the only rank, in this process; from then on `torch.distributed` is ready."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if not dist.is_initialized():
         dist.init_process_group(_backend(device), store=HashStore(), rank=0, world_size=1)
     return Calls(dist.group.WORLD)
-
-
-def leave() -> None:
-    """End what `alone` began, for all trainers of this process."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def join_at(

@@ -54,7 +54,7 @@ def facts(trainer: RankTrainer, kind: str) -> dict[str, Any]:
         "moved": sorted(name for name, tensor in adapter.tensors.items() if tensor.any()),
         "digest": adapter.digest(),
         "norm": norm,
-        "here": sum(view.numel() for view in trainer._slots[kind].views(trainer._slots[kind].weights)),
+        "here": sum(view.numel() for view in trainer.slots[kind].views(trainer.slots[kind].weights)),
     }
 
 

@@ -129,7 +129,7 @@ def far(a: Any, b: Any) -> float:
 
 def about_the_base(rank: Rank) -> dict[str, Any]:
     body, base = rank.body, rank.logits(rank.samples, adapter=False)
-    shards = [p.to_local().numel() for p in body._model.parameters() if isinstance(p, DTensor)]
+    shards = [p.to_local().numel() for p in body.model.parameters() if isinstance(p, DTensor)]
     before = body.checksum()
     for _ in range(2):  # the second time the host has it
         body.offload()

@@ -84,7 +84,7 @@ class Trained:
     def gradient(self, loss: PolicyLoss) -> tuple[Tensor, dict[str, Any]]:
         work = ForwardBackward(self.batch, targets(self.batch), loss, 50.0, self.slot)
         found = self.trainer.forward_backward(work)
-        grads = self.trainer._slots[self.slot].grads.clone()
+        grads = self.trainer.slots[self.slot].grads.clone()
         self.trainer.discard_grads(DiscardGrads(self.slot))
         return grads, msgspec.structs.asdict(found)
 
