@@ -1,10 +1,12 @@
-"""How a phase attends: the one part of the forward that differs between training, prefill and decode."""
+"""How a phase mixes tokens: the one part of the forward that differs between training, prefill and decode."""
 
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from lorad.models.delta.net import Net
 
 _WIDER = 8  # numbers, as the kernels of a GPU want heads of a multiple of so many
 
@@ -27,6 +29,7 @@ class Beside(NamedTuple):
 
 class Attention(Protocol):
     """What is called once per layer, after q and k are normalised and rotated, and returns the shape of q.
+    `recur` is called instead in layers of gated delta nets.
 
     Args:
         q: Queries, [batch, time, heads, head_dim].
@@ -37,6 +40,10 @@ class Attention(Protocol):
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None
     ) -> Tensor: ...
 
+    def recur(self, layer: int, net: Net, x: Tensor) -> Tensor:
+        """Return what a net makes of its inputs [batch, time, fed]: [batch, time, value heads, value dim]."""
+        ...
+
 
 class CausalAttention:
     """Each token sees itself and what is before it in its own row.
@@ -46,6 +53,9 @@ class CausalAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
         return causal(q, k, v, beside)
+
+    def recur(self, layer: int, net: Net, x: Tensor) -> Tensor:
+        return net.run(x, net.nothing(x))[0]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:

@@ -42,10 +42,21 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net, between its linears."""
+
+    conv: torch.Tensor  # [queries, keys and values of all heads, kernel]
+    decay: torch.Tensor  # float32 [value heads]: the logarithm of what is left of a state, before its gate
+    shift: torch.Tensor  # float32 [value heads]: what is added to that gate
+    norm: torch.Tensor  # [value dim]
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer. Linear weights are [out, in]; a group's are stacked on out.
 
-    It has an MLP (gate_up and down) or experts.
+    Its mixer is attention or a gated delta net, whose first linears are in `qkv` and whose last is `o`. It
+    has an MLP (gate_up and down) or experts.
     """
 
     input_norm: torch.Tensor  # [hidden]
@@ -61,6 +72,7 @@ class Layer:
     down_bias: torch.Tensor | None
     experts: Experts | None = None
     sinks: torch.Tensor | None = None  # [heads]: a score that each head has beside those of keys
+    delta: Delta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +105,8 @@ class Base:
         for index, layer in enumerate(self.layers):
             for field in Layer.__dataclass_fields__:
                 part = getattr(layer, field)
-                if isinstance(part, Experts):
-                    for name in Experts.__dataclass_fields__:
+                if isinstance(part, Experts | Delta):
+                    for name in part.__dataclass_fields__:
                         if (inner := getattr(part, name)) is not None:
                             yield f"layers.{index}.{field}.{name}", inner
                 elif part is not None:

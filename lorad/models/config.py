@@ -20,9 +20,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "down": ("mlp.down_proj",),
 }
 """Fused linear of a layer -> the Hugging Face modules in it, in the order of their output rows."""
+_OF_DELTA = {
+    "qkv": tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "b", "a", "z")),
+    "o": ("linear_attn.out_proj",),
+}
+"""The same of a layer whose mixer is a gated delta net; the first of these go through its convolution."""
 _MLP = ("gate_up", "down")
-
-
+_KINDS = ("linear_attention", "full_attention")
 _SUPPORTED = tuple(FAMILIES)
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # transformers 5 writes the second
 
@@ -81,6 +85,38 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """The gated delta nets (arXiv 2412.06464) that layers have in place of attention.
+
+    Attributes:
+        layers: The layers that have one.
+        kernel: How many tokens the convolution of keys, queries and values sees.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """Return how many numbers of a token the convolution mixes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Return how many numbers the values of a token are."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def num_parameters(self) -> int:
+        """Count the numbers of a layer beside its linears."""
+        return self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The architecture of a base model, under Hugging Face's field names where they have one."""
 
@@ -105,12 +141,17 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     norms_all_heads: bool = False
     """The norms of q and k are each over all heads together."""
-    unused_layers: int = 0
-    """How many layers of the checkpoint follow the last; they predict later tokens."""
+    prefix: str = "model."
+    """How the names of tensors in the checkpoint begin."""
+    unread: tuple[str, ...] = ()
+    """How names of tensors begin that the forward does not read: they predict later tokens, or see images."""
     has_sinks: bool = False
     """The softmax of each head has a number more, which no token stands for."""
     windows: tuple[int, ...] = ()
     """How many tokens a query of each layer sees at most, its own among them; 0, or empty: all."""
+    delta: DeltaConfig | None = None
+    """With it, norms multiply by their weight plus one, and the output of attention by a sigmoid that comes
+    out of q_proj."""
 
     @property
     def num_parameters(self) -> int:
@@ -121,7 +162,8 @@ class ModelConfig:
         key = self.num_key_value_heads * self.head_dim
         norms = 2 * hidden + self.qk_norm * (query + key if self.norms_all_heads else 2 * self.head_dim)
         biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden
-        each = 2 * (query + key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
+        queries = query * (1 + (self.delta is not None))
+        each = (query + queries + 2 * key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
         inner = self.intermediate_size
         mixture = 0
         dense = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
@@ -130,6 +172,10 @@ class ModelConfig:
             if experts.shared is not None:
                 mixture += hidden * (3 * experts.shared.width + experts.shared.is_gated)
         layers = self.num_hidden_layers * (each + dense) + self._mixtures * (mixture - dense)
+        if self.delta is not None:
+            projected = self.delta.mixed + 2 * self.delta.values + 2 * self.delta.value_heads
+            other = projected * hidden + self.delta.num_parameters + 2 * hidden
+            layers += len(self.delta.layers) * (other - each)
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return layers + embeddings + hidden
 
@@ -143,6 +189,14 @@ class ModelConfig:
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
+
+    def has_delta(self, layer: int) -> bool:
+        return self.delta is not None and layer in self.delta.layers
+
+    @property
+    def attentions(self) -> tuple[int, ...]:
+        """Return the layers whose tokens have keys and values."""
+        return tuple(layer for layer in range(self.num_hidden_layers) if not self.has_delta(layer))
 
     @property
     def _mixtures(self) -> int:
@@ -167,11 +221,11 @@ def groups_of(config: ModelConfig, layer: int) -> tuple[str, ...]:
     return ("qkv", "o", *inner, *(f"shared.{group}" for group in _MLP if config.experts.shared))
 
 
-def modules_in(config: ModelConfig, group: str) -> tuple[str, ...]:
+def modules_in(config: ModelConfig, layer: int, group: str) -> tuple[str, ...]:
     """Return the Hugging Face modules in a fused linear of a layer, in the order of their output rows."""
     kind, _, linear = group.rpartition(".")
     if not kind:
-        return GROUPS[group]
+        return _OF_DELTA[group] if config.has_delta(layer) and group in _OF_DELTA else GROUPS[group]
     assert config.experts is not None
     path = f"{config.experts.block}.{kind}"
     names = config.experts.linears
@@ -182,14 +236,19 @@ def modules_in(config: ModelConfig, group: str) -> tuple[str, ...]:
     return tuple(f"{path}.{name}" for name in (names[:2] if linear == "gate_up" else names[2:]))
 
 
-def shapes_in(config: ModelConfig, group: str) -> tuple[tuple[int, int], ...]:
+def shapes_in(config: ModelConfig, layer: int, group: str) -> tuple[tuple[int, int], ...]:
     """Return (out, in) of each of `modules_in`."""
     hidden = config.hidden_size
+    delta = config.delta
+    if delta is not None and layer in delta.layers and group in _OF_DELTA:
+        outs = (delta.mixed, delta.value_heads, delta.value_heads, delta.values)
+        return tuple((out, hidden) for out in outs) if group == "qkv" else ((hidden, delta.values),)
     kind = group.partition(".")[0]
     query = config.num_attention_heads * config.head_dim
     key = config.num_key_value_heads * config.head_dim
     if group in ("qkv", "o"):
-        return ((query, hidden), (key, hidden), (key, hidden)) if group == "qkv" else ((hidden, query),)
+        queries = query if delta is None else 2 * query
+        return ((queries, hidden), (key, hidden), (key, hidden)) if group == "qkv" else ((hidden, query),)
     width = config.intermediate_size
     experts = config.experts
     if experts is not None and kind == "experts":
@@ -206,6 +265,8 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     """
     architecture = _architecture(data, where)
     family = FAMILIES[architecture]
+    if family.is_hybrid:
+        data = {**data, **(data.get("text_config") or {})}
     written = {key: value for key, value in data.items() if key != "rope_parameters" or value is not None}
     data = {**family.defaults, **written}
     layers, positions = (
@@ -230,10 +291,41 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         mlp_bias=_switch(family.mlp_bias, data),
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
         experts=None if family.mixture is None else _experts(data, family.mixture, layers, where),
-        unused_layers=int(data.get("num_nextn_predict_layers") or 0),
+        prefix=family.prefix,
+        unread=_unread(data, layers, family),
         has_sinks=family.has_sinks,
         windows=windows,
+        delta=_delta(data, layers, where) if family.is_hybrid else None,
     )
+
+
+def _unread(data: Mapping[str, Any], layers: int, family: Family) -> tuple[str, ...]:
+    """Return `ModelConfig.unread`."""
+    if family.is_hybrid:
+        return ("mtp.", "model.visual.")
+    later = int(data.get("num_nextn_predict_layers") or 0)
+    return tuple(f"model.layers.{layers + extra}." for extra in range(later))
+
+
+def _delta(data: Mapping[str, Any], layers: int, where: str) -> DeltaConfig:
+    interval = _integer(data, "full_attention_interval", where)
+    kinds = data.get("layer_types") or [_KINDS[(layer + 1) % interval == 0] for layer in range(layers)]
+    key_heads, value_heads, key_dim, value_dim, kernel = (
+        _integer(data, f"linear_{name}", where)
+        for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    )
+    if len(kinds) != layers or not {_KINDS[1]} <= {*kinds} <= {*_KINDS}:
+        raise SpecError(
+            f"{where}: layer_types is {kinds!r}, for {layers} layers",
+            hint=f"each layer has one of {', '.join(_KINDS)}, and one the second; download the model again",
+        )
+    if value_heads % key_heads:
+        raise SpecError(
+            f"{where}: {value_heads} value heads over {key_heads} key heads",
+            hint="linear_num_value_heads must be a multiple of linear_num_key_heads; download the model again",
+        )
+    linear = frozenset(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
+    return DeltaConfig(linear, key_heads, value_heads, key_dim, value_dim, kernel)
 
 
 def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str) -> ExpertsConfig:
@@ -332,7 +424,8 @@ def _refuse_options(data: Mapping[str, Any], layers: int, family: Family, where:
     """
     quantization = data.get("quantization_config")
     if data.get("layer_types"):
-        slides = any(kind != "full_attention" for kind in data["layer_types"])
+        others = {*data["layer_types"]} - {*_KINDS[not family.is_hybrid :]}
+        slides = bool(others)
     else:
         window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
         is_reached = family.mixture is not None or data.get("max_window_layers", 28) < layers
@@ -340,6 +433,7 @@ def _refuse_options(data: Mapping[str, Any], layers: int, family: Family, where:
     refused = {
         f"hidden_act {data.get('hidden_act')}": data.get("hidden_act", "silu") not in ("silu", "swish"),
         "sliding-window attention": slides and not family.has_sinks,
+        "biases of attention": family.is_hybrid and bool(data.get("attention_bias")),
         f"clip_qkv {data.get('clip_qkv')}": data.get("clip_qkv") is not None,
         f"quantization {(quantization or {}).get('quant_method')}": bool(quantization),
     }

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from lorad.models.attention import Attention, Beside
 from lorad.models.base import Base, Layer, Weight
+from lorad.models.delta.net import Net
 from lorad.models.experts import Routing, mixture
 from lorad.models.lora import LoraApply
 from lorad.models.ops import QKNorm, Rope, rms_norm, split_rotate, swiglu
@@ -102,7 +103,8 @@ def hidden(
                 qkv = _project(base, index, layer, words, first.lora).index_select(0, first.of)
             else:
                 qkv = _project(base, index, layer, x, lora)
-            seen = _attend(base, index, layer, qkv, ids.shape, rope, attention)
+            mix = _attend if layer.delta is None else _recur
+            seen = mix(base, index, layer, qkv, ids.shape, rope, attention)
             then = lora
             rows = None
             if last is not None and index == len(base.layers) - 1:
@@ -135,7 +137,9 @@ def logits(base: Base, states: torch.Tensor, lora: LoraApply | None = None) -> t
 
 
 def _project(base: Base, index: int, layer: Layer, x: torch.Tensor, lora: LoraApply | None) -> torch.Tensor:
-    """Return q, k and v before norm and rotation, [tokens, (heads + 2 kv heads) * head_dim]."""
+    """Return q, k and v before norm and rotation, [tokens, (heads + 2 kv heads) * head_dim], or what a gated
+    delta net has of them.
+    """
     normed = rms_norm(x, layer.input_norm, base.config.rms_norm_eps)
     return _linear(normed, layer.qkv, layer.qkv_bias, index, "qkv", lora)
 
@@ -158,9 +162,30 @@ def _attend(
     if layer.qk_norm is not None:
         norm = QKNorm(layer.qk_norm, config.rms_norm_eps, heads if config.norms_all_heads else 0)
     beside = None if layer.sinks is None else Beside(layer.sinks, config.windows[index])
+    gate = None
+    if config.delta is not None:  # each head's gate follows its q
+        q, kv_rows = qkv.split([2 * heads * dim, 2 * kv * dim], -1)
+        q, gate = q.view(-1, heads, 2, dim).unbind(2)
+        qkv = torch.cat([q, kv_rows.view(-1, 2 * kv, dim)], 1)
     rotated = split_rotate(qkv.view(*shape, heads + 2 * kv, dim), heads, norm, rope)
-    out = attention(index, *rotated, beside)
-    return out.reshape(-1, heads * dim)
+    out = attention(index, *rotated, beside).reshape(-1, heads * dim)
+    return out if gate is None else out * torch.sigmoid(gate.reshape(out.shape))
+
+
+def _recur(
+    base: Base,
+    index: int,
+    layer: Layer,
+    qkv: torch.Tensor,
+    shape: torch.Size,
+    rope: Rope,
+    attention: Attention,
+) -> torch.Tensor:
+    """Return what the heads of a gated delta net made of it, before the output projection."""
+    assert base.config.delta is not None and layer.delta is not None
+    net = Net(base.config.delta, layer.delta, base.config.rms_norm_eps)
+    fed, z = qkv.view(*shape, -1).tensor_split([net.fed], -1)
+    return net.gated(attention.recur(index, net, fed), z).view(len(qkv), -1)
 
 
 def _feed_forward(

@@ -18,7 +18,6 @@ BUILTIN = {
     name: Path(__file__).parent / name.removeprefix("builtin:").replace("-", "_") for name in BUILTIN_MODELS
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-EMBEDDINGS = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
@@ -167,27 +166,34 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     it is untied.
     """
     shapes = {
-        f"model.layers.{layer}.{module}": shape
+        f"{config.prefix}layers.{layer}.{module}": shape
         for layer in range(config.num_hidden_layers)
         for group in groups_of(config, layer)
-        for module, shape in zip(modules_in(config, group), shapes_in(config, group), strict=True)
+        for module, shape in zip(
+            modules_in(config, layer, group), shapes_in(config, layer, group), strict=True
+        )
     }
     return shapes if config.tie_word_embeddings else shapes | {HEAD: (config.vocab_size, config.hidden_size)}
+
+
+def embeddings_of(config: ModelConfig) -> str:
+    """Return the name of the embeddings in a checkpoint."""
+    return f"{config.prefix}embed_tokens.weight"
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor that the forward reads, by its name in a checkpoint."""
     is_fused = config.experts is not None and config.experts.is_fused
     shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDINGS: (config.vocab_size, config.hidden_size),
-        "model.norm.weight": (config.hidden_size,),
+        embeddings_of(config): (config.vocab_size, config.hidden_size),
+        f"{config.prefix}norm.weight": (config.hidden_size,),
     }
     for name, shape in linear_shapes(config).items():
         if not (is_fused and ".experts." in name):
             shapes[f"{name}.weight"] = shape
     for layer in range(config.num_hidden_layers):
         for name, others in _beside_linears(config, layer).items():
-            shapes[f"model.layers.{layer}.{name}"] = others
+            shapes[f"{config.prefix}layers.{layer}.{name}"] = others
     return shapes
 
 
@@ -203,8 +209,18 @@ def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...
     }
     for group in groups_of(config, layer):
         if biased.get(group):
-            modules = zip(modules_in(config, group), shapes_in(config, group), strict=True)
+            modules = zip(
+                modules_in(config, layer, group), shapes_in(config, layer, group), strict=True
+            )
             shapes |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
+    delta = config.delta
+    if delta is not None and layer in delta.layers:
+        return shapes | {
+            "linear_attn.conv1d.weight": (delta.mixed, 1, delta.kernel),
+            "linear_attn.A_log": (delta.value_heads,),
+            "linear_attn.dt_bias": (delta.value_heads,),
+            "linear_attn.norm.weight": (delta.value_dim,),
+        }
     for name, count in heads.items() if config.qk_norm else ():
         shapes[f"self_attn.{name}.weight"] = (count * dim if config.norms_all_heads else dim,)
     if config.has_sinks:

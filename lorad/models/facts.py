@@ -20,7 +20,7 @@ from lorad.files import open_file, refuse_sparse
 from lorad.models.config import ModelConfig, parse_config
 from lorad.models.directory import (
     BYTES,
-    EMBEDDINGS,
+    embeddings_of,
     linear_shapes,
     read_json,
     tensor_shapes,
@@ -161,9 +161,10 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Path]:
             f"describes: {', '.join(others[:3])}",
             hint=_BELONGS,
         )
-    if copy is not None and not _holds_same(copy, stored[EMBEDDINGS]):
+    embeddings = embeddings_of(config)
+    if copy is not None and not _holds_same(copy, stored[embeddings]):
         raise SpecError(
-            f"{copy[0]}: {head} differs from {EMBEDDINGS}, config.json ties them",
+            f"{copy[0]}: {head} differs from {embeddings}, config.json ties them",
             hint="set tie_word_embeddings to false in config.json",
         )
     return {name: path for name, (path, _) in stored.items()}
@@ -175,12 +176,10 @@ def check_whole(directory: Path, config: ModelConfig) -> dict[str, tuple[Path, T
     Returns where each of its tensors is, but for what no forward reads. Raises SpecError for a missing
     tensor, one of another shape, and one of packed numbers.
     """
-    last = config.num_hidden_layers  # what follows predicts later tokens, and is not read
-    later = tuple(f"model.layers.{last + extra}." for extra in range(config.unused_layers))
     stored = {
         name: place
         for name, place in stored_tensors(directory).items()
-        if not name.endswith(_DERIVED) and not name.startswith(later)
+        if not name.endswith(_DERIVED) and not name.startswith(config.unread)
     }
     expected = tensor_shapes(config)
     for name, shape in expected.items():
@@ -257,7 +256,7 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         active=config.num_active_parameters,
         linears={name: shape for name, shape in shapes.items() if not _EXPERT.search(name)},
         experts={name: shape for name, shape in shapes.items() if _EXPERT.search(name)},
-        cached=2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
+        cached=2 * len(config.attentions) * config.num_key_value_heads * config.head_dim,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
         expert_count=0 if mixture is None else mixture.count,

@@ -51,6 +51,36 @@ class Family:
     norms_all_heads: bool = False
     rotates_partly: bool = False
     has_sinks: bool = False
+    is_hybrid: bool = False
+    """Layers are gated delta nets or gated attention, and norms multiply by their weight plus one."""
+    prefix: str = "model."
+    """How the names of tensors in checkpoints begin."""
+
+
+def _hybrid(model_type: str, prefix: str) -> Family:
+    """Return Qwen3.5, alone or as the language model of one that sees images."""
+    defaults = {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+    return Family(
+        model_type,
+        True,
+        False,
+        False,
+        False,
+        defaults,
+        rotates_partly=True,
+        is_hybrid=True,
+        prefix=prefix,
+    )
 
 
 FAMILIES = {
@@ -177,6 +207,8 @@ FAMILIES = {
         Mixture(128, "intermediate_size", True, is_fused=True),
         has_sinks=True,
     ),
+    "Qwen3_5ForCausalLM": _hybrid("qwen3_5_text", "model."),
+    "Qwen3_5ForConditionalGeneration": _hybrid("qwen3_5", "model.language_model."),
 }
 FUSED = frozenset(one.model_type for one in FAMILIES.values() if one.mixture and one.mixture.is_fused)
 """Model types whose checkpoints hold a layer's experts in one tensor, the outputs of gate and up by turns."""

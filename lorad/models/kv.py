@@ -1,5 +1,5 @@
-"""Keys and values of sequences being decoded: one slot per sequence, each with its own length; the rest is
-masked.
+"""Keys and values of sequences being decoded, and states of gated delta nets: one slot per sequence, each with
+its own length; the rest is masked.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from lorad.models.attention import Beside, causal, masked, softmax
 from lorad.models.base import Base
+from lorad.models.delta.net import Net
+from lorad.models.delta.states import States
 
 _Seen = tuple[torch.Tensor, torch.Tensor]
 """What rows see, in the shape of their queries, and the logsumexp of the scores, float32 [..., 1]."""
@@ -21,9 +23,9 @@ of 4,096 tokens take 173 us a layer, two products 77 (H100)."""
 
 
 def bytes_per_token(base: Base) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
+    """Return the bytes of one token's keys and values in all layers of attention."""
     config = base.config
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize
+    return 2 * len(config.attentions) * config.num_key_value_heads * config.head_dim * base.dtype.itemsize
 
 
 def even(length: int) -> int:
@@ -32,19 +34,28 @@ def even(length: int) -> int:
 
 
 class KVCache:
-    """Keys and values, for each layer [k and v, slots, kv heads, length, head_dim].
+    """Keys and values, for each layer of attention [k and v, slots, kv heads, length, head_dim], and the states
+    of the other layers.
 
     Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a
-    slot wipes it.
+    slot wipes it. States are whole wherever they are read.
+
+    Attributes:
+        numbers: Where each layer of attention is in `layers`.
     """
 
     def __init__(self, base: Base, slots: int, length: int) -> None:
         config = base.config
+        self.numbers = {layer: number for number, layer in enumerate(config.attentions)}
+        self.states = States(base, slots)
         self.shape = (2, slots, config.num_key_value_heads, length, config.head_dim)
         self.layers = [
             torch.zeros(self.shape, dtype=base.dtype, device=base.device)
-            for _ in range(config.num_hidden_layers)
+            for _ in self.numbers
         ]
+
+    def of(self, layer: int) -> torch.Tensor:
+        return self.layers[self.numbers[layer]]
 
     @property
     def slots(self) -> int:
@@ -66,6 +77,8 @@ class KVCache:
             resized = layer.new_zeros(shape)
             resized[:, :used, :, :kept] = layer[:, :used, :, :kept]
             self.layers[index] = resized
+        if slots != self.slots:
+            self.states.resize(slots, used)
         self.shape = shape
 
     def wipe(self, slots: Iterable[int]) -> None:
@@ -81,6 +94,7 @@ class KVCache:
         movers = torch.tensor(sources, device=device)
         for layer in self.layers:
             layer[:, holes, :, :span] = layer[:, movers, :, :span]
+        self.states.move(movers, holes)
 
     def fill(self, slots: slice | torch.Tensor, other: "KVCache", rows: torch.Tensor, skip: int = 0) -> None:
         """Make slots copies of the slots `rows` (int64) of another, without its first `skip` tokens: one
@@ -89,32 +103,48 @@ class KVCache:
         span = min(self.length, other.length - skip)
         for layer, source in zip(self.layers, other.layers, strict=True):
             layer[:, slots, :, :span] = source[:, :, :, skip : skip + span].index_select(1, rows)
+        self.states.fill(slots, other.states, rows)
 
 
-class PrefillAttention:
-    """Causal attention over right-padded prompts that start at position 0; fills a cache of as many slots."""
+class _Prefill:
+    """Fills the states of a cache of as many slots as there are rows. They hold the tokens before, if any.
 
-    def __init__(self, cache: KVCache) -> None:
+    lengths: new tokens of each row, int64 [slots]; None where no row is padded.
+    """
+
+    def __init__(self, cache: KVCache, lengths: torch.Tensor | None = None) -> None:
         self.cache = cache
+        self.lengths = lengths
+
+    def recur(self, layer: int, net: Net, x: torch.Tensor) -> torch.Tensor:
+        states = self.cache.states
+        out, states.layers[layer] = net.run(x, states.layers[layer], self.lengths)
+        return out
+
+
+class PrefillAttention(_Prefill):
+    """Causal attention over right-padded prompts that start at position 0; fills a cache of as many slots."""
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
     ) -> torch.Tensor:
-        keys, values = self.cache.layers[layer]
+        keys, values = self.cache.of(layer)
         keys[:, :, : k.shape[1]] = k.transpose(1, 2)
         values[:, :, : v.shape[1]] = v.transpose(1, 2)
         return causal(q, k, v, beside)
 
 
-class ExtendAttention:
+class ExtendAttention(_Prefill):
     """Causal attention of new, right-padded tokens that follow what the cache holds already.
 
     `starts` says how many tokens each slot holds, int64 [slots]. The cache is one token longer than the
     longest sequence: padding goes there, and is never seen.
     """
 
-    def __init__(self, cache: KVCache, starts: torch.Tensor, time: int) -> None:
-        self.cache = cache
+    def __init__(
+        self, cache: KVCache, starts: torch.Tensor, time: int, lengths: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(cache, lengths)
         positions = starts[:, None] + torch.arange(time, device=starts.device)
         self.slots = torch.arange(cache.slots, device=starts.device)[:, None]
         self.places = positions.clamp(max=cache.length - 1)
@@ -125,7 +155,7 @@ class ExtendAttention:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
     ) -> torch.Tensor:
-        keys, values = self.cache.layers[layer]
+        keys, values = self.cache.of(layer)
         keys[self.slots, :, self.places] = k
         values[self.slots, :, self.places] = v
         mask = self.mask
@@ -168,7 +198,7 @@ class DecodeAttention:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beside: Beside | None = None
     ) -> torch.Tensor:
         _, _, heads, _, dim = self.cache.shape
-        keys, values = self.cache.layers[layer].unbind(0)
+        keys, values = self.cache.of(layer).unbind(0)
         keys.view(-1, dim).index_copy_(0, self.places, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.places, v.reshape(-1, dim))
         keys = keys[: self.rows, :, : self.span]
@@ -187,6 +217,9 @@ class DecodeAttention:
         if sinks is not None:  # they come in last
             both = (both * torch.sigmoid(torch.logaddexp(own, total) - sinks.float())).to(q.dtype)
         return both.reshape(q.shape)
+
+    def recur(self, layer: int, net: Net, x: torch.Tensor) -> torch.Tensor:
+        return net.step(x, self.cache.states.first(layer, self.rows))
 
 
 def attend(

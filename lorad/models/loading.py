@@ -7,9 +7,9 @@ import torch
 from safetensors import safe_open
 
 from lorad.errors import SpecError
-from lorad.models.base import Base, Experts, Layer, Weight
-from lorad.models.config import ExpertsConfig, ModelConfig, modules_in, shapes_in
-from lorad.models.directory import EMBEDDINGS, read_config
+from lorad.models.base import Base, Delta, Experts, Layer, Weight
+from lorad.models.config import DeltaConfig, ExpertsConfig, ModelConfig, modules_in, shapes_in
+from lorad.models.directory import embeddings_of, read_config
 from lorad.models.facts import check_tensors
 from lorad.models.ops import prepare
 from lorad.models.packed import pack, stacked
@@ -32,10 +32,10 @@ def load_base(
     config = read_config(directory)
     prepare(device)
     source = _Source(directory, dtype, device, quantize)
-    embed = source.take(EMBEDDINGS, config.vocab_size, config.hidden_size)
+    embed = source.take(embeddings_of(config), config.vocab_size, config.hidden_size)
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
-    norm = source.take("model.norm.weight", config.hidden_size)
+    norm = source.norm(f"{config.prefix}norm.weight", config.hidden_size)
     cos, sin = rope_tables(config, dtype, device)
     return Base(config, dtype, device, embed, layers, norm, head, cos, sin)
 
@@ -53,11 +53,19 @@ class _Source:
         self.dtype = dtype
         self.device = device
         self.quantize = quantize
-        self.files = check_tensors(directory, read_config(directory))
+        config = read_config(directory)
+        self.files = check_tensors(directory, config)
+        self.adds_one = config.delta is not None
         self.rest = set(self.files)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        """Return what a norm multiplies by, rounded once."""
+        if not self.adds_one:
+            return self.take(name, size)
+        return self.stack([name], [size], dtype=torch.float32).add_(1).to(self.dtype)
 
     def stack(
         self, names: Sequence[str], rows: Sequence[int], *columns: int, dtype: torch.dtype | None = None
@@ -108,47 +116,66 @@ class _Source:
 
 
 def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
-    prefix = f"model.layers.{index}."
+    prefix = f"{config.prefix}layers.{index}."
+    delta = config.delta if config.has_delta(index) else None
     is_dense = not config.has_experts(index)
 
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
-        return source.take(f"{prefix}{name}.weight", size)
+        return source.norm(f"{prefix}{name}.weight", size)
+
+    def linears(group: str) -> Weight:
+        return _linears(source, config, index, group)
 
     def bias(group: str, is_there: bool) -> torch.Tensor | None:
-        names = [f"{prefix}{module}.bias" for module in modules_in(config, group)]
-        return source.stack(names, [rows for rows, _ in shapes_in(config, group)]) if is_there else None
+        names = [f"{prefix}{module}.bias" for module in modules_in(config, index, group)]
+        return source.stack(names, [rows for rows, _ in shapes_in(config, index, group)]) if is_there else None
 
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=_linears(source, config, prefix, "qkv"),
+        qkv=linears("qkv"),
         qkv_bias=bias("qkv", config.qkv_bias),
-        qk_norm=_qk_norm(source, config, prefix) if config.qk_norm else None,
-        o=_linears(source, config, prefix, "o"),
+        qk_norm=_qk_norm(source, config, prefix) if config.qk_norm and delta is None else None,
+        o=linears("o"),
         o_bias=bias("o", config.o_bias),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=_linears(source, config, prefix, "gate_up") if is_dense else None,
+        gate_up=linears("gate_up") if is_dense else None,
         gate_up_bias=bias("gate_up", config.mlp_bias and is_dense),
-        down=_linears(source, config, prefix, "down") if is_dense else None,
+        down=linears("down") if is_dense else None,
         down_bias=bias("down", config.mlp_bias and is_dense),
         experts=None
         if is_dense or config.experts is None
-        else _experts(source, config, config.experts, prefix),
+        else _experts(source, config, config.experts, index),
         sinks=source.take(f"{prefix}self_attn.sinks", config.num_attention_heads)
         if config.has_sinks
         else None,
+        delta=None if delta is None else _delta(source, delta, f"{prefix}linear_attn."),
     )
 
 
-def _linears(source: _Source, config: ModelConfig, prefix: str, *groups: str, count: int = 0) -> Weight:
+def _delta(source: _Source, sizes: DeltaConfig, prefix: str) -> Delta:
+    def number(name: str) -> torch.Tensor:
+        return source.stack([f"{prefix}{name}"], [sizes.value_heads], dtype=torch.float32)
+
+    return Delta(
+        conv=source.take(f"{prefix}conv1d.weight", sizes.mixed, 1, sizes.kernel).squeeze(1),
+        decay=-number("A_log").exp(),
+        shift=number("dt_bias"),
+        norm=source.take(f"{prefix}norm.weight", sizes.value_dim),
+    )
+
+
+def _linears(source: _Source, config: ModelConfig, layer: int, *groups: str, count: int = 0) -> Weight:
     """Return the weights of linears of some groups one above the other: [out, in], or [count, out, in]."""
-    names = [f"{prefix}{module}.weight" for group in groups for module in modules_in(config, group)]
-    shapes = [shape for group in groups for shape in shapes_in(config, group)]
+    modules = [module for group in groups for module in modules_in(config, layer, group)]
+    names = [f"{config.prefix}layers.{layer}.{module}.weight" for module in modules]
+    shapes = [shape for group in groups for shape in shapes_in(config, layer, group)]
     rows = [rows for rows, _ in shapes]
     inputs = shapes[0][1]
     return source.linears(names, rows, *([count, sum(rows) // count] if count else [sum(rows)]), inputs)
 
 
-def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> Experts:
+def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, layer: int) -> Experts:
+    prefix = f"{config.prefix}layers.{layer}."
     count = experts.count
     width = experts.width
     hidden = config.hidden_size
@@ -165,7 +192,7 @@ def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefi
 
     def stack(linear: str) -> Weight:
         groups = [f"experts.{expert}.{linear}" for expert in range(count)]
-        return _linears(source, config, prefix, *groups, count=count)
+        return _linears(source, config, layer, *groups, count=count)
 
     gate = f"{prefix}{experts.block}.gate"
     shared = experts.shared
@@ -175,8 +202,8 @@ def _experts(source: _Source, config: ModelConfig, experts: ExpertsConfig, prefi
         gate_up=stack("gate_up"),
         down=stack("down"),
         bias=source.stack(score_bias, [count], dtype=torch.float32) if experts.is_sigmoid else None,
-        shared_gate_up=_linears(source, config, prefix, "shared.gate_up") if shared else None,
-        shared_down=_linears(source, config, prefix, "shared.down") if shared else None,
+        shared_gate_up=_linears(source, config, layer, "shared.gate_up") if shared else None,
+        shared_down=_linears(source, config, layer, "shared.down") if shared else None,
         shared_gate=source.take(f"{prefix}{shared.name}_gate.weight", 1, hidden)
         if shared and shared.is_gated
         else None,
@@ -191,5 +218,5 @@ def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
     names = [f"{prefix}self_attn.{name}.weight" for name in ("q_norm", "k_norm")]
     if config.norms_all_heads:
         return source.stack(names, [heads * dim, kv * dim]).view(-1, dim)
-    q, k = (source.take(name, dim) for name in names)
+    q, k = (source.norm(name, dim) for name in names)
     return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])

@@ -193,8 +193,34 @@ _PREFIXES = {
 def write_base(directory: Path, family: str, **options: Any) -> None:
     """Write a checkpoint of a family. options: of config.json, beside or instead of its own."""
     architecture, settings = FAMILIES[family]
+    _write(directory, architecture, {**settings, **options}, _PREFIXES.get(family))
+
+
+def write_hybrid(directory: Path, *, alone: bool = False, **options: Any) -> None:
+    """Write Qwen3.5 of four layers whose states remember more than a few tokens.
+
+    alone: without a tower and layers for later tokens, as the class of the language model has it.
+    options: of the language model.
+    """
+    kinds = [f"{kind}_attention" for kind in ("linear", "full", "linear", "linear")]
+    sizes = {"num_hidden_layers": 4, "layer_types": kinds, "linear_num_key_heads": 1}
+    text = {**_QWEN["text_config"], **sizes, "linear_num_value_heads": 2, **options}
+    if alone:
+        _write(directory, "Qwen3_5ForCausalLM", text, None)
+    else:
+        whole = {**_QWEN, "text_config": text, "tie_word_embeddings": text.get("tie_word_embeddings", False)}
+        _write(directory, "Qwen3_5ForConditionalGeneration", whole, _PREFIXES["qwen3_5"])
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith("A_log"):
+            tensor.sub_(5)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def _write(directory: Path, architecture: str, settings: dict[str, Any], prefix: str | None) -> None:
     kind = getattr(transformers, architecture)
-    config = kind.config_class(**{**settings, **options})
+    config = kind.config_class(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = kind(config).eval().float()
@@ -204,7 +230,7 @@ def write_base(directory: Path, family: str, **options: Any) -> None:
         model.save_pretrained(directory)
         path = directory / "model.safetensors"
         tensors = load_file(path)
-        if prefix := _PREFIXES.get(family):
+        if prefix:
             tensors |= _later(tensors, f"{prefix}layers.1.")
     save_file(tensors, path, {"format": "pt"})
     data = json.loads((directory / "config.json").read_text())

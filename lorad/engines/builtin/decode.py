@@ -18,6 +18,7 @@ from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
 from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, seeds_of, stepper
+from lorad.models.delta.states import bytes_per_row
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
 from lorad.models.merge import Merger
@@ -97,6 +98,7 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.prefixes = prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
+        self.state_tokens = -(-bytes_per_row(base) // bytes_per_token(base))  # as many bytes as a row's states
         work = (
             _PREFILL_WORK // (2 * base.config.num_parameters)
             if base.device.type == "cpu"
@@ -195,6 +197,7 @@ class DecodeBatch:
         """Return how many rows of `span` tokens fit beside the prompts that are shared, at least one. groups:
         that come in.
         """
+        span += self.state_tokens
         most = self.most_tokens - self.prompts.tokens(*self._shared(groups))
         rows = max(1, min(self.max_rows, most // span))
         while rows > 1 and self.stepper.padded(rows) * span > most:
@@ -325,6 +328,7 @@ class DecodeBatch:
         them. longest: tokens that no row will exceed.
         """
         most = self.most_tokens - self.prompts.tokens()
+        state = self.state_tokens
         length = max(length, int(self.lengths.max(initial=0)) + 1)
         slots = self.stepper.padded(rows)
         if slots > self.cache.slots:
@@ -332,11 +336,11 @@ class DecodeBatch:
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + _ROOM))))
         if length > self.cache.length:
             ahead = min(longest, max(length + _ROOM, 4 * length))
-            length = max(length, min(ahead, max(0, most) // slots))
-        length = max(length, min(self.cache.length, max(0, most) // slots))
-        if slots * even(length) <= most:
+            length = max(length, min(ahead, max(0, most) // slots - state))
+        length = max(length, min(self.cache.length, max(0, most) // slots - state))
+        if slots * (even(length) + state) <= most:
             length = even(length)
-        slots = max(slots, min(self.cache.slots, max(0, most) // length))
+        slots = max(slots, min(self.cache.slots, max(0, most) // (length + state)))
         self.cache.resize(slots, length, len(self.samples))
         if slots > self.memory.rows.capacity:
             self.memory.rows.grow(slots, len(self.samples))

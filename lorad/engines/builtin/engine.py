@@ -37,6 +37,7 @@ from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.decoder import hidden, logits
+from lorad.models.delta.states import bytes_per_row
 from lorad.models.directory import linear_shapes
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
@@ -224,7 +225,10 @@ class BuiltinEngine(Engine):
             asked = time.perf_counter()
             try:
                 # a shared batch has a limit of its own
-                needed = 0 if self._mix_calls else call.most_tokens * bytes_per_token(self._base)
+                needed = 0
+                if not self._mix_calls:
+                    needed = call.most_tokens * bytes_per_token(self._base)
+                    needed += len(call.samples) * bytes_per_row(self._base)
                 async with self._own(call).hold(needed):
                     call.caller.wait(time.perf_counter() - asked)
                     await self._start(call)

@@ -4,7 +4,8 @@ and prompts through the model, beginning where these end.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +26,18 @@ class _Block(NamedTuple):
     Attributes:
         layers: Keys and values of each layer.
         routes: The routes of the block's tokens, where the base is a mixture.
+        states: The states of gated delta nets after the block, where they are kept; they are as large as the
+            keys and values of many blocks.
     """
 
     layers: list[torch.Tensor]
     routes: np.ndarray | None
+    states: Sequence[torch.Tensor] = ()
 
     @property
     def bytes(self) -> int:
         routes = 0 if self.routes is None else self.routes.nbytes
-        return sum(layer.nbytes for layer in self.layers) + routes
+        return sum(part.nbytes for part in (*self.layers, *self.states)) + routes
 
 
 class PrefixCache:
@@ -61,8 +65,14 @@ class PrefixCache:
             self.blocks.move_to_end(key)
         return leading
 
+    def resumable(self, keys: list[bytes]) -> list[bytes]:
+        """Return the leading blocks behind which gated delta nets can go on."""
+        return keys[: max((end for end, key in enumerate(keys, 1) if self.blocks[key].states), default=0)]
+
     def read(self, keys: list[bytes], cache: KVCache, slot: int) -> None:
         """Put these blocks at the beginning of a slot."""
+        if keys:
+            cache.states.restore(slot, self.blocks[keys[-1]].states)
         for number, key in enumerate(keys):
             place = slice(number * BLOCK, (number + 1) * BLOCK)
             for layer, block in zip(cache.layers, self.blocks[key].layers, strict=True):
@@ -79,8 +89,12 @@ class PrefixCache:
         cache: KVCache,
         slot: int,
         routes: np.ndarray | None = None,
+        states: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Keep the whole blocks of a slot that holds these tokens, the first ones if not all fit."""
+        """Keep the whole blocks of a slot that holds these tokens, the first ones if not all fit.
+
+        states: those of gated delta nets, by the number of tokens that they come after.
+        """
         most = self.most_bytes // _Block([layer[:, slot, :, :BLOCK] for layer in cache.layers], None).bytes
         for number, key in reversed(list(enumerate(_keys(version, tokens)[:most]))):
             if key not in self.blocks:
@@ -88,6 +102,10 @@ class PrefixCache:
                 layers = [layer[:, slot, :, place].clone() for layer in cache.layers]
                 self.blocks[key] = _Block(layers, None if routes is None else routes[place].copy())
                 self.bytes += self.blocks[key].bytes
+            after = states.get((number + 1) * BLOCK, ())
+            if after and not self.blocks[key].states:
+                self.blocks[key] = self.blocks[key]._replace(states=after)
+                self.bytes += sum(part.nbytes for part in after)
             self.blocks.move_to_end(key)
         while self.bytes > self.most_bytes:
             self.bytes -= self.blocks.popitem(last=False)[1].bytes
@@ -120,60 +138,82 @@ class _Prefilled(NamedTuple):
 def prefill(
     models: Merger, groups: Sequence[SampleGroup], version: HeldLora, prefixes: PrefixCache | None
 ) -> _Prefilled:
-    """Compute the prompts of groups, all under one version."""
+    """Compute the prompts of groups, all under one version.
+
+    States of gated delta nets are kept at one place of each prompt: where it leaves what is known of others,
+    as more may leave there, or else at its last whole block.
+    """
     cached = [prefixes.find(version.identity, group.tokens) if prefixes else [] for group in groups]
+    marks = [0] * len(groups)
+    if prefixes and models.base.config.delta is not None:
+        known = cached
+        cached = [prefixes.resumable(keys) for keys in known]
+        blocks = [
+            len(all_keys) if len(all_keys) > len(keys) else (len(group.tokens) - 1) // BLOCK
+            for all_keys, keys, group in zip(known, cached, groups, strict=True)
+        ]
+        marks = [number * BLOCK for number in blocks]
     starts = [len(keys) * BLOCK for keys in cached]
     for group, start in zip(groups, starts, strict=True):
         if len(group.tokens) == group.prompt:  # not one that is computed again
             group.call.caller.prompts += group.prompt
             group.call.caller.cached += start
-    cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts))
+    cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts + marks))
     if prefixes:
         for slot, keys in enumerate(cached):
             prefixes.read(keys, cache, slot)
     is_wanted = prefixes is not None or any(group.call.sampling.routes for group in groups)
     shape = route_shape(models.base) if is_wanted else None
     recording = None if shape is None else Recording(shape)
-    scores, rest = _forward(models, groups, starts, cache, version, recording)
+    states: list[dict[int, list[torch.Tensor]]] = [{} for _ in groups]
+    if any(mark > start for mark, start in zip(marks, starts, strict=True)):
+        heads = [group.tokens[start:mark] for group, start, mark in zip(groups, starts, marks, strict=True)]
+        _forward(models, heads, starts, cache, version, None)
+        states = [{mark: cache.states.kept(slot)} for slot, mark in enumerate(marks)]
+        begins = marks
+    else:
+        begins = starts
+    tails = [group.tokens[begin:] for group, begin in zip(groups, begins, strict=True)]
+    scores, rest = _forward(models, tails, begins, cache, version, recording)
     routes = [
         np.concatenate([*(prefixes.routes(keys) if prefixes else []), part])
         for keys, part in zip(cached, rest, strict=False)
     ]
     if prefixes:
         for slot, group in enumerate(groups):
-            prefixes.write(version.identity, group.tokens, cache, slot, routes[slot] if routes else None)
+            its_routes = routes[slot] if routes else None
+            prefixes.write(version.identity, group.tokens, cache, slot, its_routes, states[slot])
     return _Prefilled(scores, cache, routes)
 
 
 def _forward(
     models: Merger,
-    groups: Sequence[SampleGroup],
+    rest: Sequence[np.ndarray],
     starts: Sequence[int],
     cache: KVCache,
     version: HeldLora,
     recording: Recording | None,
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
-    """Compute the prompts behind their first `starts` tokens, which the cache holds already.
+    """Compute the rest of prompts behind their first `starts` tokens, which the cache holds already.
 
-    Returns the logits after the last token of each prompt, and the routes of what was computed where they
+    Returns the logits after the last token of each, and the routes of what was computed where they
     are recorded.
     """
     base, lora = models.alone(version.lora)
-    rest = [group.tokens[start:] for group, start in zip(groups, starts, strict=True)]
     ids = np.zeros((len(rest), max(len(row) for row in rest)), np.int64)
     for row, tokens in enumerate(rest):
         ids[row, : len(tokens)] = tokens
     positions = torch.arange(ids.shape[1], device=base.device)
-    attention: PrefillAttention | ExtendAttention = PrefillAttention(cache)
+    lengths = torch.tensor([len(tokens) for tokens in rest], device=base.device)
+    attention: PrefillAttention | ExtendAttention = PrefillAttention(cache, lengths)
     if any(starts):
         begins = torch.tensor(starts, device=base.device)
-        attention = ExtendAttention(cache, begins, ids.shape[1])
+        attention = ExtendAttention(cache, begins, ids.shape[1], lengths)
         positions = attention.places
     inputs = torch.from_numpy(ids).to(base.device)
     states = hidden(base, inputs, positions, attention, lora, routing=recording)
-    last = torch.tensor([len(tokens) - 1 for tokens in rest], device=base.device)
     routes: list[np.ndarray] = []
     if recording is not None:
         every = np.split(recording.routes(), len(rest))
         routes = [part[: len(tokens)] for part, tokens in zip(every, rest, strict=True)]
-    return logits(base, states[torch.arange(len(rest), device=base.device), last], lora), routes
+    return logits(base, states[torch.arange(len(rest), device=base.device), lengths - 1], lora), routes

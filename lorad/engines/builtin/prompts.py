@@ -35,6 +35,7 @@ class SharedPrompts:
 
     def __init__(self, base: Base) -> None:
         self.cache = KVCache(base, 0, 0)
+        self.cache.states.layers.clear()  # each row has its own
         self.lengths: _Array = np.zeros(0, np.int64)
         self.shape: PromptShape | None = None
         self._slots: dict[Hashable, int] = {}
@@ -129,7 +130,7 @@ class SharedPrompts:
             return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
 
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
-            keys, values = self.cache.layers[layer][:, :slots, :, :span].unbind(0)
+            keys, values = self.cache.of(layer)[:, :slots, :, :span].unbind(0)
             _, heads, group, dim = q.shape
             together = q.index_select(0, gather).view(slots, per, heads, group, dim).transpose(1, 2)
             together = together.reshape(slots, heads, per * group, dim)

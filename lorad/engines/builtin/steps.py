@@ -162,9 +162,12 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    """A mixture of experts is never captured: which rows an expert has changes at each step."""
+    """A mixture of experts is never captured: which rows an expert has changes at each step. Nor are gated delta
+    nets: what warms a capture up would change their states.
+    """
     on_gpu = models.base.device.type == "cuda"
-    if on_gpu and models.base.config.experts is None:
+    config = models.base.config
+    if on_gpu and config.experts is None and config.delta is None:
         return GraphedSteps(models, _CudaGraphs)
     return EagerSteps(models, rounds=on_gpu)
 

@@ -1,9 +1,10 @@
-"""Attention over packed rows, in the blocks of a `Layout`, its backward written by hand.
+"""Attention over packed rows, in the blocks of a `Layout`, its backward written by hand; and gated delta nets.
 
 Both gather; what several sequences add to one prompt is added in their order, so bits repeat as those of the
 products do. No sequence's numbers reach another's, not even as 0 x NaN.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from lorad.models.attention import Beside, masked, softmax
-from lorad.models.ops import apply
+from lorad.models.delta.net import Net, State
+from lorad.models.ops import apply, recomputed
 from lorad.trainers.builtin.blocks import Block, Layout
 
 
@@ -24,6 +26,37 @@ class PackedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, beside: Beside | None = None) -> Tensor:
         return apply(_Attend, q, k, v, self.layout, beside)  # type: ignore[no-any-return]
+
+    def recur(self, layer: int, net: Net, x: Tensor) -> Tensor:
+        return recomputed(partial(_follow, self.layout, net), x, x, ())
+
+
+def _follow(layout: Layout, net: Net, x: Tensor) -> Tensor:
+    """Run a net over packed rows, level by level: a run begins with the state of the one that it shares.
+
+    Nothing of it is kept for a backward, which would be many times its inputs and outputs.
+    """
+    above: State | None = None
+    states: list[State] = []
+    outs = []
+    level = 0
+    for block in layout.blocks:
+        assert block.cells is not None
+        if block.level > level:
+            above = State(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+            states = []
+            level = block.level
+        fed = x[0].index_select(0, block.cells.view(-1)).view(*block.cells.shape, -1)
+        begin = net.nothing(fed)
+        if above is not None:
+            assert block.sharers is not None
+            begin = above.rows(block.sharers)
+        out, state = net.run(fed, begin, block.lengths)
+        outs.append(out.flatten(0, 1))
+        if level + 1 < len(layout.levels):
+            states.append(state)
+    assert layout.places is not None
+    return torch.cat(outs).index_select(0, layout.places)[None]
 
 
 class _Products(NamedTuple):

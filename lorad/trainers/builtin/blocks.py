@@ -83,6 +83,8 @@ class Block:
         is_shared: Whether others share any of them.
         sharers: The run that each sequence shares, counted in the order of the blocks of its level, int64
             [S]; None on the first level.
+        cells: The row of each query, int64 [S, Q]; None where the base has no gated delta nets.
+        lengths: How many queries each sequence has, int64 [S]; None where no query is padding.
     """
 
     shape: tuple[int, int, int, int]  # S, P, Q, K
@@ -97,6 +99,8 @@ class Block:
     is_shared: bool
     sharers: Tensor | None
     near: Tensor | None = None  # as bias, of layers with a window
+    cells: Tensor | None = None
+    lengths: Tensor | None = None
 
     def seen(self, beside: Beside | None) -> Tensor | None:
         """Return the bias of a layer."""
@@ -109,6 +113,7 @@ class Layout:
     Attributes:
         out: Where the output of each query head is among the outputs of all blocks, int64 [rows * heads].
         home: Where each key head is among the keys of all blocks, int64 [rows * kv].
+        places: Where each row is among the cells of all blocks, int64 [rows]; None as `Block.cells` is.
     """
 
     def __init__(self, base: Base, rows: int, sequences: Sequences) -> None:
@@ -131,18 +136,22 @@ class Layout:
             self.levels.append((len(runs), int(ends[runs].max())))
         out = np.zeros(rows * self.heads, np.int64)
         home = np.zeros(rows * self.kv, np.int64)
+        places = None if config.delta is None else np.zeros(rows, np.int64)
         self.blocks = []
         outputs = keys = 0
         for group in groups:
-            block = self._block(group, out, home, outputs, keys)
+            block = self._block(group, out, home, places, outputs, keys)
             self.blocks.append(block)
             outputs += block.queries.numel()
             keys += block.keys.numel()
         self.out = self._tensor(out)
         self.home = self._tensor(home)
+        self.places = None if places is None else self._tensor(places)
 
-    def _block(self, group: Ints, out: Ints, home: Ints, outputs: int, keys: int) -> Block:
-        """Make one block; write where its cells are into `out` and `home`."""
+    def _block(
+        self, group: Ints, out: Ints, home: Ints, places: Ints | None, outputs: int, keys: int
+    ) -> Block:
+        """Make one block; write where its cells are into `out`, `home` and `places`."""
         runs = self._sequences
         rep = self.heads // self.kv
         lengths = runs.lengths[group]
@@ -159,6 +168,8 @@ class Layout:
         _write(out, query_heads, outputs, live[:, None, None])
         _write(home, key_heads, keys, np.pad(live, ((0, 0), (wide, 0)))[:, None])
         fused = wide + long > LONG
+        if places is not None:
+            _write(places, own, outputs // self.heads, live)
         return Block(
             shape=(len(group), wide, long, wide + long),
             fused=fused,
@@ -170,6 +181,8 @@ class Layout:
             level=int(runs.levels[group[0]]),
             is_shared=bool(np.isin(group, runs.owner).any()),
             sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
+            cells=None if places is None else self._tensor(own),
+            lengths=None if places is None or live.all() else self._tensor(lengths),
         )
 
     def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool, window: int = 0) -> Tensor | None:

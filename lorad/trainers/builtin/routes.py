@@ -8,9 +8,8 @@ from torch import Tensor
 
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base, Weight
-from lorad.models.config import modules_in
 from lorad.models.decoder import Ends, Last, hidden
-from lorad.models.lora import RoutedLora
+from lorad.models.lora import RoutedLora, members
 from lorad.models.products.forms import grouped
 
 
@@ -56,7 +55,7 @@ def unmet(base: Base, met: set[tuple[int, str]]) -> list[str]:
     """Return the names of the other experts, as `model.layers.4.mlp.experts.17`, layer by layer."""
     count = 0 if base.config.experts is None else base.config.experts.count
     return [
-        f"model.layers.{layer}.{modules_in(base.config, f'experts.{expert}.down')[0].rpartition('.')[0]}"
+        members(base, layer, f"experts.{expert}.down")[0].rpartition(".")[0]
         for layer in filter(base.config.has_experts, range(len(base.layers)))
         for expert in range(count)
         if (layer, f"experts.{expert}") not in met

@@ -1,0 +1,168 @@
+"""Gated delta nets beside gated attention, as Qwen3.5 has them, against transformers and PEFT."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lorad.errors import SpecError
+from lorad.models.base import Base
+from lorad.models.config import parse_config
+from lorad.models.decoder import hidden, logits
+from lorad.models.directory import linear_shapes, read_config
+from lorad.models.facts import read_facts
+from lorad.models.kv import DecodeAttention, ExtendAttention, KVCache, PrefillAttention
+from lorad.models.loading import load_base
+from lorad.models.lora import FrozenLora
+from tests.models.bases import write_hybrid
+from tests.models.test_models import CPU, lean, peft_tensors, rewrite_config, with_peft
+
+LENGTHS = [70, 3, 129, 64]  # of prompts; the second is shorter than the convolution
+TARGETS = [
+    *("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "out_proj"),
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+]
+
+
+def some_ids() -> torch.Tensor:
+    return torch.randint(5, 100, (4, 200), generator=torch.Generator().manual_seed(3))
+
+
+def of_transformers(directory: Path, *, alone: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    kind = AutoModelForCausalLM if alone else transformers.Qwen3_5ForConditionalGeneration
+    return kind.from_pretrained(directory, dtype=dtype).eval()
+
+
+def scores(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=some_ids()).logits.float()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hybrid")
+    write_hybrid(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(directory: Path) -> torch.Tensor:
+    return scores(of_transformers(directory))
+
+
+@pytest.fixture(scope="module")
+def base(directory: Path) -> Base:
+    return load_base(directory, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a tower"])
+def test_logits_equal_those_of_transformers(tmp_path: Path, alone: bool, tied: bool) -> None:
+    write_hybrid(tmp_path, alone=alone, tie_word_embeddings=tied, linear_num_value_heads=3, head_dim=16)
+    model = of_transformers(tmp_path, alone=alone)
+    base = load_base(tmp_path, torch.float32, CPU)
+    assert (lean(base, some_ids()) - scores(model)).abs().max() < 2e-5
+    text = (tensor for name, tensor in model.named_parameters() if "visual" not in name)
+    assert base.config.num_parameters == sum(tensor.numel() for tensor in text)
+    assert read_facts(tmp_path).bytes("float32") == 4 * base.config.num_parameters
+    assert base.checksum() == load_base(tmp_path, torch.float32, CPU).checksum()
+
+
+def test_states_remember_early_tokens(base: Base) -> None:
+    ids = some_ids()
+    changed = ids.clone()
+    changed[:, 0] += 1
+    assert (lean(base, ids) - lean(base, changed))[:, -1].abs().max() > 1e-3
+
+
+def test_prefill_and_decoding_equal_the_full_forward(base: Base, expected: torch.Tensor) -> None:
+    ids = some_ids()
+    lengths = torch.tensor(LENGTHS)
+    cache = KVCache(base, 4, 200)
+    every = torch.arange(4)
+    with torch.no_grad():
+        prompts = hidden(base, ids[:, :129], torch.arange(129), PrefillAttention(cache, lengths))
+        assert_close(logits(base, prompts), expected, [0] * 4, LENGTHS)
+        now = lengths.clone()
+        for _ in range(40):
+            attention = DecodeAttention(cache, now, int(now.max()) + 1)
+            states = hidden(base, ids[every, now][:, None], now[:, None], attention)
+            assert (logits(base, states[:, 0]) - expected[every, now]).abs().max() < 2e-5
+            now += 1
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, starts: list[int], counts: list[int]) -> None:
+    for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        assert (found[row, :count] - expected[row, start : start + count]).abs().max() < 2e-5
+
+
+def test_prefill_goes_on_behind_any_token(base: Base, expected: torch.Tensor) -> None:
+    ids = some_ids()
+    starts = [64, 0, 1, 2]
+    counts = [6, 3, 100, 80]
+    cache = KVCache(base, 4, 200)
+    rows = torch.stack([ids[row, start : start + 100] for row, start in enumerate(starts)])
+    with torch.no_grad():
+        hidden(base, ids[:, :64], torch.arange(64), PrefillAttention(cache, torch.tensor(starts)))
+        attention = ExtendAttention(cache, torch.tensor(starts), 100, torch.tensor(counts))
+        found = logits(base, hidden(base, rows, attention.places, attention))
+    assert_close(found, expected, starts, counts)
+
+
+def test_slots_keep_their_states_when_they_move(base: Base, expected: torch.Tensor) -> None:
+    ids = some_ids()
+    cache = KVCache(base, 4, 130)
+    whole = KVCache(base, 1, 130)
+    with torch.no_grad():
+        hidden(base, ids[:, :129], torch.arange(129), PrefillAttention(cache, torch.tensor(LENGTHS)))
+        whole.fill(slice(0, 1), cache, torch.tensor([2]))
+        whole.resize(3, 160, 1)
+        whole.move([0], [2], 129)
+        whole.resize(2, 160, 1)
+        attention = DecodeAttention(whole, torch.tensor([129]), 130)
+        states = hidden(base, ids[2:3, 129:130], torch.tensor([[129]]), attention)
+    assert (logits(base, states[:, 0]) - expected[2, 129]).abs().max() < 2e-5
+
+
+def test_bfloat16_is_as_exact_as_in_transformers(directory: Path, expected: torch.Tensor) -> None:
+    noise = (scores(of_transformers(directory, dtype=torch.bfloat16)) - expected).square().mean().sqrt()
+    found = lean(load_base(directory, torch.bfloat16, CPU), some_ids()).float()
+    assert (found - expected).square().mean().sqrt() < 1.5 * noise
+
+
+def test_lora_on_every_linear_equals_peft(directory: Path, base: Base) -> None:
+    linears = [name for name in linear_shapes(base.config) if name.rpartition(".")[2] in TARGETS]
+    assert linears == list(linear_shapes(base.config))
+    wrapped = with_peft(of_transformers(directory), linears)
+    lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
+    assert (lean(base, some_ids(), lora) - scores(wrapped)).abs().max() < 2e-4
+    assert (lean(base, some_ids()) - scores(wrapped)).abs().max() > 1e-2
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    whole = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=8).to_dict()
+    named = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    short = {key: whole[key] for key in ("model_type", "max_position_embeddings", *named)}
+    assert parse_config(short, "short") == parse_config(whole, "whole")
+    assert parse_config(short, "short").attentions == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layer_types": ["linear_attention"] * 4}, "for 4 layers"),
+        ({"layer_types": ["full_attention"]}, "for 4 layers"),
+        ({"layer_types": ["linear_attention", "sliding_attention"] * 2}, "sliding"),
+        ({"attention_bias": True}, "biases of attention"),
+        ({"linear_num_value_heads": 3, "linear_num_key_heads": 2}, "3 value heads over 2"),
+        ({"linear_key_head_dim": None}, "linear_key_head_dim is None"),
+    ],
+)
+def test_what_is_not_computed_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    write_hybrid(tmp_path, alone=True)
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(SpecError, match=named):
+        read_config(tmp_path)
