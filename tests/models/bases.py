@@ -202,7 +202,7 @@ def write_hybrid(directory: Path, *, alone: bool = False, **options: Any) -> Non
     alone: without a tower and layers for later tokens, as the class of the language model has it.
     options: of the language model.
     """
-    kinds = [f"{kind}_attention" for kind in ("linear", "full", "linear", "linear")]
+    kinds = [f"{kind}_attention" for kind in ("linear", "full", "full", "linear")]
     sizes = {"num_hidden_layers": 4, "layer_types": kinds, "linear_num_key_heads": 1}
     text = {**_QWEN["text_config"], **sizes, "linear_num_value_heads": 2, **options}
     if alone:

@@ -26,6 +26,7 @@ from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_routes import ReplayedRoutes
 from tests.conformance.trainer_suite import TrainerSuite
+from tests.models.bases import write_hybrid
 
 
 class OneByOne(BuiltinTrainer):
@@ -48,6 +49,19 @@ class TestBuiltinTrainer(TrainerSuite):
         yield make
         for compute in threads:
             compute.close()
+
+
+class TestHybrid(TestBuiltinTrainer):
+    """Gated delta nets beside gated attention; gradients of up to 8."""
+
+    close_to = 5e-5
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("hybrid")
+        write_hybrid(directory, alone=True, tie_word_embeddings=True)
+        return directory
 
 
 class TestDora(Dora):
