@@ -1,5 +1,6 @@
 """The builtin engine keeps the rules of every engine, with its calls apart and mixed into one batch."""
 
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +14,7 @@ from lorad.models.directory import linear_shapes, resolve
 from lorad.models.loading import load_base
 from tests.conformance.engine_suite import EngineSuite
 from tests.kit.fakes.random_adapters import Shapes
+from tests.models.bases import write_hybrid
 
 TINY, MIXTURE = resolve("builtin:tiny"), resolve("builtin:tiny-moe")
 
@@ -50,3 +52,21 @@ class TestMixtureOfExperts(TestCallsApart):
     @classmethod
     def base(cls) -> Base:
         return load_base(cls.model, torch.float32, torch.device("cpu"))
+
+
+class TestHybrid(TestCallsApart):
+    """Gated delta nets beside gated attention."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Base:
+        directory = tmp_path_factory.mktemp("hybrid")
+        write_hybrid(directory)
+        for file in TINY.glob("*tokenizer*"):
+            shutil.copy(file, directory / file.name)
+        cls.model = directory
+        return load_base(directory, torch.float32, torch.device("cpu"))
+
+
+class TestHybridMixed(TestHybrid):
+    mix_calls = True
