@@ -115,6 +115,13 @@ class DeltaConfig:
         """Count the numbers of a layer beside its linears."""
         return self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
+    def state_bytes(self, width: int) -> int:
+        """Return the bytes of a sequence's states in all layers, however long it is; what the convolution
+        still sees has numbers of `width` bytes, all else is float32.
+        """
+        seen = width * (self.kernel - 1) * self.mixed
+        return len(self.layers) * (4 * self.values * self.key_dim + seen)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -163,7 +170,9 @@ class ModelConfig:
         norms = 2 * hidden + self.qk_norm * (query + key if self.norms_all_heads else 2 * self.head_dim)
         biases = self.qkv_bias * (query + 2 * key) + self.o_bias * hidden
         queries = query * (1 + (self.delta is not None))
-        each = (query + queries + 2 * key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
+        each = (
+            (query + queries + 2 * key) * hidden + norms + biases + self.has_sinks * self.num_attention_heads
+        )
         inner = self.intermediate_size
         mixture = 0
         dense = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
@@ -274,6 +283,7 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
     )
     windows = _windows(data, layers, where) if family.has_sinks else ()
     _refuse_options(data, layers, family, where)
+    later = int(data.get("num_nextn_predict_layers") or 0)
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(data, "vocab_size", where),
@@ -292,19 +302,11 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
         experts=None if family.mixture is None else _experts(data, family.mixture, layers, where),
         prefix=family.prefix,
-        unread=_unread(data, layers, family),
+        unread=family.unread or tuple(f"model.layers.{layers + extra}." for extra in range(later)),
         has_sinks=family.has_sinks,
         windows=windows,
         delta=_delta(data, layers, where) if family.is_hybrid else None,
     )
-
-
-def _unread(data: Mapping[str, Any], layers: int, family: Family) -> tuple[str, ...]:
-    """Return `ModelConfig.unread`."""
-    if family.is_hybrid:
-        return ("mtp.", "model.visual.")
-    later = int(data.get("num_nextn_predict_layers") or 0)
-    return tuple(f"model.layers.{layers + extra}." for extra in range(later))
 
 
 def _delta(data: Mapping[str, Any], layers: int, where: str) -> DeltaConfig:
@@ -322,7 +324,8 @@ def _delta(data: Mapping[str, Any], layers: int, where: str) -> DeltaConfig:
     if value_heads % key_heads:
         raise SpecError(
             f"{where}: {value_heads} value heads over {key_heads} key heads",
-            hint="linear_num_value_heads must be a multiple of linear_num_key_heads; download the model again",
+            hint="linear_num_value_heads must be a multiple of linear_num_key_heads; download the model "
+            "again",
         )
     linear = frozenset(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
     return DeltaConfig(linear, key_heads, value_heads, key_dim, value_dim, kernel)

@@ -2,8 +2,8 @@
 larger calls.
 
 What a family has or lacks (biases, q and k norms, tied embeddings, experts) is in the tensors of `Layer`:
-None is left out. Not computed: dropout, sliding windows without sinks, quantized checkpoints (see
-`lorad.models.config`).
+None is left out. A layer mixes tokens by attention, or by a gated delta net where `Layer.delta` is one. Not
+computed: dropout, sliding windows without sinks, quantized checkpoints (see `lorad.models.config`).
 """
 
 from collections.abc import Callable

@@ -209,9 +209,7 @@ def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...
     }
     for group in groups_of(config, layer):
         if biased.get(group):
-            modules = zip(
-                modules_in(config, layer, group), shapes_in(config, layer, group), strict=True
-            )
+            modules = zip(modules_in(config, layer, group), shapes_in(config, layer, group), strict=True)
             shapes |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
     delta = config.delta
     if delta is not None and layer in delta.layers:

@@ -74,6 +74,8 @@ class ModelFacts:
         experts: The same of linears whose inputs depend on a router; (0, 0) where a tensor holds several.
         cached: How many numbers the keys and values of one token are, in all layers.
         expert_count: How many experts a layer has.
+        states: How many bytes the states of a sequence are at most, in all layers.
+        recurred: How many numbers of a token a gated delta net reads and writes in float32.
         routes: The shape of the routes of tokens; None where the model is no mixture, or config.json does
             not say how many experts a token has.
     """
@@ -93,6 +95,8 @@ class ModelFacts:
     model_type: str
     hidden_size: int
     routes: RouteShape | None = None
+    states: int = 0
+    recurred: int = 0
 
     def bytes(self, dtype: str = "auto", quantize: Quantize | None = None) -> int:
         """Return the bytes of the loaded weights, with linears packed in the format `quantize`; `auto` is the
@@ -248,6 +252,7 @@ def refuse_unfilled(linears: Mapping[str, tuple[int, int]]) -> None:
 def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
     shapes = linear_shapes(config)
     mixture = config.experts
+    delta = config.delta
     return ModelFacts(
         vocab=config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -264,6 +269,8 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
         model_type=model_type,
         hidden_size=config.hidden_size,
         routes=RouteShape(config.num_hidden_layers, mixture.count, mixture.per_token) if mixture else None,
+        states=delta.state_bytes(4) if delta else 0,
+        recurred=delta.mixed + delta.values if delta else 0,
     )
 
 

@@ -55,6 +55,8 @@ class Family:
     """Layers are gated delta nets or gated attention, and norms multiply by their weight plus one."""
     prefix: str = "model."
     """How the names of tensors in checkpoints begin."""
+    unread: tuple[str, ...] = ()
+    """How names of tensors begin that the forward does not read."""
 
 
 def _hybrid(model_type: str, prefix: str) -> Family:
@@ -80,6 +82,7 @@ def _hybrid(model_type: str, prefix: str) -> Family:
         rotates_partly=True,
         is_hybrid=True,
         prefix=prefix,
+        unread=("mtp.", "model.visual."),
     )
 
 

@@ -1,5 +1,5 @@
-"""Keys and values of sequences being decoded, and states of gated delta nets: one slot per sequence, each with
-its own length; the rest is masked.
+"""Keys and values of sequences being decoded, and states of gated delta nets: one slot per sequence, each
+with its own length; the rest is masked.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lorad.models.attention import Beside, causal, masked, softmax
 from lorad.models.base import Base
-from lorad.models.delta.net import Net
+from lorad.models.delta.net import Net, State
 from lorad.models.delta.states import States
 
 _Seen = tuple[torch.Tensor, torch.Tensor]
@@ -34,8 +34,8 @@ def even(length: int) -> int:
 
 
 class KVCache:
-    """Keys and values, for each layer of attention [k and v, slots, kv heads, length, head_dim], and the states
-    of the other layers.
+    """Keys and values, for each layer of attention [k and v, slots, kv heads, length, head_dim], and the
+    states of the other layers.
 
     Masked values must be finite, since 0 x NaN is NaN: the cache begins as zeros, and who leaves NaN in a
     slot wipes it. States are whole wherever they are read.
@@ -49,10 +49,7 @@ class KVCache:
         self.numbers = {layer: number for number, layer in enumerate(config.attentions)}
         self.states = States(base, slots)
         self.shape = (2, slots, config.num_key_value_heads, length, config.head_dim)
-        self.layers = [
-            torch.zeros(self.shape, dtype=base.dtype, device=base.device)
-            for _ in self.numbers
-        ]
+        self.layers = [torch.zeros(self.shape, dtype=base.dtype, device=base.device) for _ in self.numbers]
 
     def of(self, layer: int) -> torch.Tensor:
         return self.layers[self.numbers[layer]]
@@ -219,7 +216,7 @@ class DecodeAttention:
         return both.reshape(q.shape)
 
     def recur(self, layer: int, net: Net, x: torch.Tensor) -> torch.Tensor:
-        return net.step(x, self.cache.states.first(layer, self.rows))
+        return net.step(x, State(*(part[: self.rows] for part in self.cache.states.layers[layer])))
 
 
 def attend(

@@ -123,24 +123,23 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
         return source.norm(f"{prefix}{name}.weight", size)
 
-    def linears(group: str) -> Weight:
-        return _linears(source, config, index, group)
-
     def bias(group: str, is_there: bool) -> torch.Tensor | None:
         names = [f"{prefix}{module}.bias" for module in modules_in(config, index, group)]
-        return source.stack(names, [rows for rows, _ in shapes_in(config, index, group)]) if is_there else None
+        return (
+            source.stack(names, [rows for rows, _ in shapes_in(config, index, group)]) if is_there else None
+        )
 
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=linears("qkv"),
+        qkv=_linears(source, config, index, "qkv"),
         qkv_bias=bias("qkv", config.qkv_bias),
         qk_norm=_qk_norm(source, config, prefix) if config.qk_norm and delta is None else None,
-        o=linears("o"),
+        o=_linears(source, config, index, "o"),
         o_bias=bias("o", config.o_bias),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=linears("gate_up") if is_dense else None,
+        gate_up=_linears(source, config, index, "gate_up") if is_dense else None,
         gate_up_bias=bias("gate_up", config.mlp_bias and is_dense),
-        down=linears("down") if is_dense else None,
+        down=_linears(source, config, index, "down") if is_dense else None,
         down_bias=bias("down", config.mlp_bias and is_dense),
         experts=None
         if is_dense or config.experts is None
@@ -153,13 +152,14 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
 
 
 def _delta(source: _Source, sizes: DeltaConfig, prefix: str) -> Delta:
-    def number(name: str) -> torch.Tensor:
-        return source.stack([f"{prefix}{name}"], [sizes.value_heads], dtype=torch.float32)
-
+    decay, shift = (
+        source.stack([f"{prefix}{name}"], [sizes.value_heads], dtype=torch.float32)
+        for name in ("A_log", "dt_bias")
+    )
     return Delta(
         conv=source.take(f"{prefix}conv1d.weight", sizes.mixed, 1, sizes.kernel).squeeze(1),
-        decay=-number("A_log").exp(),
-        shift=number("dt_bias"),
+        decay=-decay.exp(),
+        shift=shift,
         norm=source.take(f"{prefix}norm.weight", sizes.value_dim),
     )
 

@@ -84,7 +84,9 @@ def members(base: Base, layer: int, group: str) -> tuple[str, ...]:
     """Return the Hugging Face modules that make up a fused group, in the order of their output rows."""
     if group == "lm_head":
         return ("lm_head",)
-    return tuple(f"{base.config.prefix}layers.{layer}.{name}" for name in modules_in(base.config, layer, group))
+    return tuple(
+        f"{base.config.prefix}layers.{layer}.{name}" for name in modules_in(base.config, layer, group)
+    )
 
 
 def fused_groups(base: Base) -> list[tuple[int, str]]:

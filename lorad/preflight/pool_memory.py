@@ -238,7 +238,8 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
     bases = in_pool * has_own + _started(spec)
     cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
     if in_pool:
-        cache = min(cache, CPU_CACHE)
+        states = int(step.samples) * model.states if device == "cpu" else 0
+        cache = min(cache + states, CPU_CACHE)
     return {"bases": bases * model.bytes(dtype, spec.model.quantize), "keys and values": cache}
 
 

@@ -1,4 +1,4 @@
-"""Packed training of gated delta nets: runs begin with the states of what they share, and give gradients back."""
+"""Packed training of gated delta nets: runs begin with states of what they share, and give gradients back."""
 
 from pathlib import Path
 
@@ -66,7 +66,9 @@ def some_batch() -> Batch:
     return Batch.of([(prompt, [some_tokens(n, 10 + n) for n in counts]) for prompt, counts in groups])
 
 
-def weighed(base: Base, rows: Microbatch, lora: SlotLora, weights: torch.Tensor, *, again: bool) -> torch.Tensor:
+def weighed(
+    base: Base, rows: Microbatch, lora: SlotLora, weights: torch.Tensor, *, again: bool = False
+) -> torch.Tensor:
     """Return log-probabilities, and give the slots the gradient of their weighed sum."""
     states = predicting_states(base, rows, lora, recomputing(lora) if again else at_once)
     likely = logits(base, states, lora).log_softmax(-1).gather(-1, rows.targets[:, None])[:, 0]
@@ -80,7 +82,9 @@ def of_transformers(
     """Return what `weighed` does, and the gradients, from those of merged weights: dA = s B^T dW and
     dB = s dW A^T.
     """
-    model = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    model = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(
+        directory, dtype=torch.float32
+    ).eval()
     adapter = slot.spec.adapter
     tensors = slot.views(slot.weights)
     merged = [model.get_parameter(f"{module}.weight") for module in adapter.modules]
@@ -117,7 +121,7 @@ def test_gradients_flow_back_through_shared_states(directory: Path, base: Base, 
         assert (likely - expected).abs().max() < 2e-5
         for name, gradient in slot.views(slot.grads).items():
             assert (gradient - gradients[name]).abs().max() < 5e-6 * greatest, name
-            assert (gradient - gradients[name]).norm() < 1e-3 * gradients[name].norm(), name
+            assert (gradient - gradients[name]).norm() < 2e-5 * gradients[name].norm(), name
 
 
 def test_pieces_add_up_to_the_whole(base: Base, slot: Slot) -> None:
@@ -128,7 +132,7 @@ def test_pieces_add_up_to_the_whole(base: Base, slot: Slot) -> None:
         for piece in plan(batch, budget, share=True):
             rows = pack(base, [piece])
             lora = SlotLora([slot], rows.rows, train=True)
-            weighed(base, rows, lora, torch.ones(len(rows.targets)), again=False)
+            weighed(base, rows, lora, torch.ones(len(rows.targets)))
         found.append(slot.grads.clone())
     for gradients in found[1:]:
         assert (gradients - found[0]).abs().max() < 1e-5 * found[0].abs().max()
@@ -150,7 +154,7 @@ def test_a_broken_sequence_harms_no_other(base: Base, slot: Slot) -> None:
     ):
         slot.grads.zero_()
         weights = torch.ones(len(batch.targets))
-        likely = weighed(base, batch, lora, weights, again=False)
+        likely = weighed(base, batch, lora, weights)
         found.append((likely[batch.tokens[-1]], slot.grads.clone()))
     assert torch.isnan(broken.grads).any()
     for left, right in zip(*found, strict=True):

@@ -93,7 +93,7 @@ class PrefixCache:
     ) -> None:
         """Keep the whole blocks of a slot that holds these tokens, the first ones if not all fit.
 
-        states: those of gated delta nets, by the number of tokens that they come after.
+        states: The states of gated delta nets after so many tokens.
         """
         most = self.most_bytes // _Block([layer[:, slot, :, :BLOCK] for layer in cache.layers], None).bytes
         for number, key in reversed(list(enumerate(_keys(version, tokens)[:most]))):
@@ -146,19 +146,20 @@ def prefill(
     cached = [prefixes.find(version.identity, group.tokens) if prefixes else [] for group in groups]
     marks = [0] * len(groups)
     if prefixes and models.base.config.delta is not None:
-        known = cached
-        cached = [prefixes.resumable(keys) for keys in known]
-        blocks = [
-            len(all_keys) if len(all_keys) > len(keys) else (len(group.tokens) - 1) // BLOCK
-            for all_keys, keys, group in zip(known, cached, groups, strict=True)
+        ends = [BLOCK * len(keys) for keys in cached]
+        cached = [prefixes.resumable(keys) for keys in cached]
+        marks = [
+            end if end > BLOCK * len(keys) else (len(group.tokens) - 1) // BLOCK * BLOCK
+            for end, keys, group in zip(ends, cached, groups, strict=True)
         ]
-        marks = [number * BLOCK for number in blocks]
     starts = [len(keys) * BLOCK for keys in cached]
     for group, start in zip(groups, starts, strict=True):
         if len(group.tokens) == group.prompt:  # not one that is computed again
             group.call.caller.prompts += group.prompt
             group.call.caller.cached += start
-    cache = KVCache(models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts + marks))
+    cache = KVCache(
+        models.base, len(groups), max(len(group.tokens) for group in groups) + any(starts + marks)
+    )
     if prefixes:
         for slot, keys in enumerate(cached):
             prefixes.read(keys, cache, slot)

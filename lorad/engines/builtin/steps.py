@@ -162,8 +162,8 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger) -> Stepper:
-    """A mixture of experts is never captured: which rows an expert has changes at each step. Nor are gated delta
-    nets: what warms a capture up would change their states.
+    """A mixture of experts is never captured: which rows an expert has changes at each step. Nor are gated
+    delta nets: what warms a capture up would change their states.
     """
     on_gpu = models.base.device.type == "cuda"
     config = models.base.config

@@ -8,22 +8,21 @@ from torch.nn import functional as F
 
 from lorad.models.base import Delta
 from lorad.models.config import DeltaConfig
-from lorad.models.delta.rule import Tokens, by_chunks, by_one
+from lorad.models.delta.rule import RuleInputs, by_chunks, by_one
+from lorad.models.ops import rms_norm
 
 _EPS = 1e-6  # of the lengths of queries and keys
-_SHORT, _LONG = 16, 64
-_FEW = 64
-"""Up to so many tokens short chunks are quicker than long ones, as less of them is padding."""
+_CHUNKS = {16: 16, 256: 32}
+"""Up to how many tokens which chunks are the quickest on a CPU; of more, those of 64."""
 
 
 class State(NamedTuple):
     """What rows have left behind: what a net needs of the tokens before."""
 
     memory: Tensor  # float32 [rows, value heads, key dim, value dim]
-    tail: Tensor  # [rows, kernel - 1, mixed]: the last inputs of the convolution, zeros before the first token
-
-    def rows(self, index: Tensor) -> "State":
-        return State(*(part.index_select(0, index) for part in self))
+    tail: (
+        Tensor  # [rows, kernel - 1, mixed]: the last inputs of the convolution, zeros before the first token
+    )
 
 
 class Net(NamedTuple):
@@ -63,7 +62,8 @@ class Net(NamedTuple):
             )
             ends = lengths[:, None] + torch.arange(tail.shape[1], device=x.device)
             tail = whole.gather(1, ends[..., None].expand(tail.shape))
-        out, memory = by_chunks(tokens, state.memory, _SHORT if time <= _FEW else _LONG)
+        chunk = next((size for most, size in _CHUNKS.items() if time <= most), 64)
+        out, memory = by_chunks(tokens, state.memory, chunk)
         return out.transpose(1, 2).to(x.dtype), State(memory, tail)
 
     def step(self, x: Tensor, state: State) -> Tensor:
@@ -74,7 +74,7 @@ class Net(NamedTuple):
         out = by_one(self._tokens(F.silu(mixed), x), state.memory)
         return out.transpose(1, 2).to(x.dtype)
 
-    def _tokens(self, mixed: Tensor, x: Tensor) -> Tokens:
+    def _tokens(self, mixed: Tensor, x: Tensor) -> RuleInputs:
         sizes = self.sizes
         keys = sizes.key_heads * sizes.key_dim
         q, k, v = mixed.float().split([keys, keys, sizes.values], -1)
@@ -86,11 +86,9 @@ class Net(NamedTuple):
         b, a = x[..., sizes.mixed :].mT.split(sizes.value_heads, 1)
         g = self.weights.decay[:, None] * F.softplus(a.float() + self.weights.shift[:, None])
         values = v.unflatten(-1, (sizes.value_heads, -1)).transpose(1, 2)
-        return Tokens(q, k, values, g, b.sigmoid().float())
+        return RuleInputs(q, k, values, g, b.sigmoid().float())
 
     def gated(self, out: Tensor, z: Tensor) -> Tensor:
         """Return RMSNorm of each head's values times silu(z), [rows, time, values]."""
-        wide = out.float()
-        normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(out.dtype)
         gates = F.silu(z.unflatten(-1, out.shape[-2:]).float())
-        return (self.weights.norm * normed * gates).to(out.dtype).flatten(-2)
+        return (rms_norm(out, self.weights.norm, self.eps) * gates).to(out.dtype).flatten(-2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-class Tokens(NamedTuple):
+class RuleInputs(NamedTuple):
     """What the rule takes of tokens, float32. A token whose k, g and beta are 0 leaves the state as it is."""
 
     q: Tensor  # [rows, heads, time, key dim]
@@ -21,7 +21,7 @@ class Tokens(NamedTuple):
     beta: Tensor  # [rows, heads, time]
 
 
-def by_chunks(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def by_chunks(tokens: RuleInputs, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """Return o [rows, heads, time, value dim] and the state after the last token, chunk by chunk: within one,
     the corrections of all tokens are the solution of a triangular system (section 3.3 of the paper).
 
@@ -53,7 +53,7 @@ def by_chunks(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor
     return torch.cat(outs, 2)[:, :, :time], state
 
 
-def by_one(tokens: Tokens, state: Tensor) -> Tensor:
+def by_one(tokens: RuleInputs, state: Tensor) -> Tensor:
     """Return o of one token a row, and change the state in place."""
     q, k, v, g, beta = (part[:, :, 0] for part in tokens)
     state.mul_(g.exp()[..., None, None])

@@ -11,15 +11,11 @@ from lorad.models.delta.net import State
 def bytes_per_row(base: Base) -> int:
     """Return the bytes of one sequence's states in all layers, however long it is."""
     sizes = base.config.delta
-    if sizes is None:
-        return 0
-    memory = 4 * sizes.values * sizes.key_dim
-    tail = base.dtype.itemsize * (sizes.kernel - 1) * sizes.mixed
-    return len(sizes.layers) * (memory + tail)
+    return 0 if sizes is None else sizes.state_bytes(base.dtype.itemsize)
 
 
 class States:
-    """The states of each layer that has a gated delta net, by its number; for any other base there are none."""
+    """The states of each layer that has a gated delta net, by its number; of other bases there are none."""
 
     def __init__(self, base: Base, slots: int) -> None:
         self.layers: dict[int, State] = {}
@@ -51,10 +47,6 @@ class States:
         for layer, state in self.layers.items():
             for part, source in zip(state, other.layers[layer], strict=True):
                 part[slots] = source.index_select(0, rows)
-
-    def first(self, layer: int, rows: int) -> State:
-        """Return the first slots, sharing their memory."""
-        return State(*(part[:rows] for part in self.layers[layer]))
 
     def kept(self, slot: int) -> list[torch.Tensor]:
         """Return a copy of a slot, see `restore`."""

@@ -1,7 +1,8 @@
-"""Attention over packed rows, in the blocks of a `Layout`, its backward written by hand; and gated delta nets.
+"""Attention over packed rows, in the blocks of a `Layout`, its backward written by hand; and what gated delta
+nets do with them.
 
-Both gather; what several sequences add to one prompt is added in their order, so bits repeat as those of the
-products do. No sequence's numbers reach another's, not even as 0 x NaN.
+Forward and backward gather; what several sequences add to one prompt is added in their order, so bits repeat
+as those of the products do. No sequence's numbers reach another's, not even as 0 x NaN.
 """
 
 from functools import partial
@@ -50,7 +51,7 @@ def _follow(layout: Layout, net: Net, x: Tensor) -> Tensor:
         begin = net.nothing(fed)
         if above is not None:
             assert block.sharers is not None
-            begin = above.rows(block.sharers)
+            begin = State(*(part.index_select(0, block.sharers) for part in above))
         out, state = net.run(fed, begin, block.lengths)
         outs.append(out.flatten(0, 1))
         if level + 1 < len(layout.levels):

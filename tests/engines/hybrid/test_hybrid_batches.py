@@ -1,4 +1,4 @@
-"""Rows of a hybrid base carry their states through the decode batch: as alone, whatever else happens to it."""
+"""Rows of a hybrid base carry their states through the decode batch, whatever else happens to it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,13 +12,13 @@ from lorad.engines.builtin import steps
 from lorad.engines.builtin.calls import SHARED, Call, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
+from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
 from lorad.models.delta.states import bytes_per_row
 from lorad.models.kv import bytes_per_token
 from lorad.models.loading import load_base
 from lorad.models.merge import Merger
-from lorad.models.attention import CausalAttention
 from tests.engines.test_decode_batch import (
     ENOUGH,
     LONG_PROMPT,
