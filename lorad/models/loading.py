@@ -35,7 +35,7 @@ def load_base(
     embed = source.take(embeddings_of(config), config.vocab_size, config.hidden_size)
     head = embed if config.tie_word_embeddings else source.take(_HEAD, config.vocab_size, config.hidden_size)
     layers = tuple(_layer(source, config, index) for index in range(config.num_hidden_layers))
-    norm = source.norm(f"{config.prefix}norm.weight", config.hidden_size)
+    norm = _norm(source, config, f"{config.prefix}norm.weight", config.hidden_size)
     cos, sin = rope_tables(config, dtype, device)
     return Base(config, dtype, device, embed, layers, norm, head, cos, sin)
 
@@ -53,19 +53,11 @@ class _Source:
         self.dtype = dtype
         self.device = device
         self.quantize = quantize
-        config = read_config(directory)
-        self.files = check_tensors(directory, config)
-        self.adds_one = config.delta is not None
+        self.files = check_tensors(directory, read_config(directory))
         self.rest = set(self.files)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
-
-    def norm(self, name: str, size: int) -> torch.Tensor:
-        """Return what a norm multiplies by, rounded once."""
-        if not self.adds_one:
-            return self.take(name, size)
-        return self.stack([name], [size], dtype=torch.float32).add_(1).to(self.dtype)
 
     def stack(
         self, names: Sequence[str], rows: Sequence[int], *columns: int, dtype: torch.dtype | None = None
@@ -121,7 +113,7 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     is_dense = not config.has_experts(index)
 
     def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
-        return source.norm(f"{prefix}{name}.weight", size)
+        return _norm(source, config, f"{prefix}{name}.weight", size)
 
     def bias(group: str, is_there: bool) -> torch.Tensor | None:
         names = [f"{prefix}{module}.bias" for module in modules_in(config, index, group)]
@@ -149,6 +141,13 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
         else None,
         delta=None if delta is None else _delta(source, delta, f"{prefix}linear_attn."),
     )
+
+
+def _norm(source: _Source, config: ModelConfig, name: str, size: int) -> torch.Tensor:
+    """Return what a norm multiplies by, rounded once."""
+    if config.delta is None:
+        return source.take(name, size)
+    return source.stack([name], [size], dtype=torch.float32).add_(1).to(source.dtype)
 
 
 def _delta(source: _Source, sizes: DeltaConfig, prefix: str) -> Delta:
@@ -218,5 +217,5 @@ def _qk_norm(source: _Source, config: ModelConfig, prefix: str) -> torch.Tensor:
     names = [f"{prefix}self_attn.{name}.weight" for name in ("q_norm", "k_norm")]
     if config.norms_all_heads:
         return source.stack(names, [heads * dim, kv * dim]).view(-1, dim)
-    q, k = (source.norm(name, dim) for name in names)
+    q, k = (_norm(source, config, name, dim) for name in names)
     return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])

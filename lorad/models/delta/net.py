@@ -57,9 +57,7 @@ class Net(NamedTuple):
         if lengths is not None:
             places = torch.arange(time, device=x.device)
             is_live = (places < lengths[:, None])[:, None]
-            tokens = tokens._replace(
-                k=tokens.k * is_live[..., None], g=tokens.g * is_live, beta=tokens.beta * is_live
-            )
+            tokens = tokens._replace(k=tokens.k * is_live[..., None], g=tokens.g * is_live)
             ends = lengths[:, None] + torch.arange(tail.shape[1], device=x.device)
             tail = whole.gather(1, ends[..., None].expand(tail.shape))
         chunk = next((size for most, size in _CHUNKS.items() if time <= most), 64)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 class RuleInputs(NamedTuple):
-    """What the rule takes of tokens, float32. A token whose k, g and beta are 0 leaves the state as it is."""
+    """What the rule takes of tokens, float32. A token whose k and g are 0 leaves the state as it is."""
 
     q: Tensor  # [rows, heads, time, key dim]
     k: Tensor
