@@ -112,9 +112,6 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
     delta = config.delta if config.has_delta(index) else None
     is_dense = not config.has_experts(index)
 
-    def norm(name: str, size: int = config.hidden_size) -> torch.Tensor:
-        return _norm(source, config, f"{prefix}{name}.weight", size)
-
     def bias(group: str, is_there: bool) -> torch.Tensor | None:
         names = [f"{prefix}{module}.bias" for module in modules_in(config, index, group)]
         return (
@@ -122,13 +119,13 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> Layer:
         )
 
     return Layer(
-        input_norm=norm("input_layernorm"),
+        input_norm=_norm(source, config, f"{prefix}input_layernorm.weight", config.hidden_size),
         qkv=_linears(source, config, index, "qkv"),
         qkv_bias=bias("qkv", config.qkv_bias),
         qk_norm=_qk_norm(source, config, prefix) if config.qk_norm and delta is None else None,
         o=_linears(source, config, index, "o"),
         o_bias=bias("o", config.o_bias),
-        post_norm=norm("post_attention_layernorm"),
+        post_norm=_norm(source, config, f"{prefix}post_attention_layernorm.weight", config.hidden_size),
         gate_up=_linears(source, config, index, "gate_up") if is_dense else None,
         gate_up_bias=bias("gate_up", config.mlp_bias and is_dense),
         down=_linears(source, config, index, "down") if is_dense else None,
