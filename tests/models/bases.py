@@ -3,12 +3,15 @@ for later tokens that repositories of late 2026 have.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
+from lorad.models.directory import resolve
 
 _SPREAD = 0.08  # of random weights: far from uniform scores, far from saturation
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
@@ -44,7 +47,13 @@ _QWEN: dict[str, Any] = {
     "text_config": {
         **_COMMON,
         **_HYBRID,
-        "rope_parameters": {**_PARTIAL, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        # as published: SGLang turns a quarter of each head, whatever config.json says
+        "rope_parameters": {
+            **_PARTIAL,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
     },
     "vision_config": {
         "depth": 1,
@@ -235,6 +244,13 @@ def _write(directory: Path, architecture: str, settings: dict[str, Any], prefix:
     save_file(tensors, path, {"format": "pt"})
     data = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**data, "architectures": [architecture]}))
+
+
+def write_spoken_base(directory: Path, family: str) -> None:
+    """Write a checkpoint of a family with the tokenizer of builtin:tiny, for whole runs."""
+    write_base(directory, family)
+    for file in resolve("builtin:tiny").glob("*tokenizer*"):
+        shutil.copy(file, directory / file.name)
 
 
 def _later(tensors: dict[str, torch.Tensor], last: str) -> dict[str, torch.Tensor]:

@@ -19,7 +19,9 @@ from lorad.protocol.pool_setup import ServerSetup
 KINDS = ("sglang", "vllm")
 TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))
-SGLANG_CPU = Path(__file__).parent / "sglang_cpu"  # what SGLang lacks on a machine without an accelerator
+HERE = Path(__file__).parent
+CPU = {kind: f"{HERE / f'{kind}_cpu'}{os.pathsep}{HERE / 'servers_cpu'}" for kind in KINDS}
+"""What is on PYTHONPATH of a server that lacks kernels on a machine without an accelerator."""
 SECRET = "hush-7f3a9c"  # in the environment of every server here; nobody else may learn of it
 MODELS = {"qwen3", "qwen3_moe"}  # SGLang's modules of the models here
 
@@ -44,11 +46,11 @@ def _other_models() -> str:
 
 ENVIRONMENT = {
     "sglang": {
-        "PYTHONPATH": str(SGLANG_CPU),
+        "PYTHONPATH": CPU["sglang"],
         "HF_TOKEN": SECRET,
         "SGLANG_DISABLED_MODEL_ARCHS": _other_models(),
     },
-    "vllm": {"HF_TOKEN": SECRET},
+    "vllm": {"PYTHONPATH": CPU["vllm"], "HF_TOKEN": SECRET},
 }
 OF_RUNS = ENVIRONMENT | {"sglang": ENVIRONMENT["sglang"] | {"LORAD_FORKS": "1"}}
 """For whole runs, of which the server is a part: SGLang's processes are forks of its first one there, 18 s of

@@ -1,9 +1,10 @@
 """Makes SGLang 0.5.23 run on a CPU where it has no kernels: for tests, on PYTHONPATH, never part of lorad.
 
-- torchvision is a CUDA build whose operators do not load: their two schemas are declared, so that it imports.
+- torchvision is a CUDA build whose operators do not load: they are declared, so that it imports.
 - The torch_native LoRA backend asks for pinned memory, which torch has only with an accelerator: it gets
     plain memory.
 - `sgl_kernel` beside this file stands in for the kernels.
+- Gated delta nets are computed in plain torch.
 """
 
 import functools
@@ -12,17 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from at_import import after_import
+
 FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like")
-_kept: list[Any] = []
-
-
-def declare_torchvision_operators() -> None:
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)
 
 
 def without_pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,12 +46,28 @@ def fork_processes() -> None:
     multiprocessing.set_start_method = lambda method, force=False: set_method("fork", force)
 
 
+def mend_gated_delta(module: object) -> None:
+    from plain_delta import mend_sglang
+
+    mend_sglang(module)
+
+
+def mend_gated_norm(module: object) -> None:
+    from plain_delta import mend_sglang_norm
+
+    mend_sglang_norm(module)
+
+
 # multiprocessing's tracker of its resources, a process of each server, does without torch
 IS_TRACKER = any("resource_tracker" in word for word in sys.orig_argv)
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" and not IS_TRACKER:
     # the sampler is compiled else, which takes longer than the tests
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    declare_torchvision_operators()
+    from torchvision_operators import declare
+
+    declare()
     drop_pinned_memory()
+    after_import("sglang.srt.layers.attention.linear.gdn_backend", mend_gated_delta)
+    after_import("sglang.kernels.ops.attention.fla.layernorm_gated", mend_gated_norm)
     if os.environ.get("LORAD_FORKS"):
         fork_processes()

@@ -1,13 +1,16 @@
 """Stands in for SGLang's kernels on a CPU: every name imports, a call of one says which is missing.
 
 On a CPU without AMX, SGLang 0.5.23 takes torch's own kernels everywhere but for the hash behind seeded
-sampling, which is here, after `sglang/kernels/ops/sampling/murmur_hash.py`.
+sampling, which is here, after `sglang/kernels/ops/sampling/murmur_hash.py`, and for layers of Qwen3.5, see
+`hybrid.py`.
 """
 
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+
+from sgl_kernel import hybrid  # noqa: F401
 
 __version__ = "0.0.0"
 WORD = 0xFFFFFFFF
