@@ -43,11 +43,19 @@ _SHARED = (
 )
 
 
-def write_peft(adapter: Adapter, directory: Path, base_model: str) -> dict[str, FileFact]:
+def write_peft(
+    adapter: Adapter, directory: Path, base_model: str, called: Mapping[str, str] | None = None
+) -> dict[str, FileFact]:
     """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on.
 
-    Returns what was written, for `write_directory`.
+    called: what target_modules call linears, by leaf name, for a reader whose linears have other names than
+    its tensors. Returns what was written, for `write_directory`.
     """
+    leaves = {leaf(module) for module in adapter.config.modules}
+    if called and leaves & called.keys():
+        names = sorted({called.get(name, name) for name in leaves})
+        config = _config(adapter.config, base_model) | {"target_modules": names}
+        return _write(adapter, directory, _as_json(config))
     return _write(adapter, directory, _config_file(adapter.config, base_model))
 
 

@@ -3,6 +3,10 @@
 Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or
 `up_proj` alone, since it computes q, k and v in one product, and gate and up. It has one rank and one scale
 for all modules of an adapter. vLLM takes adapters on the experts of a layer only all together.
+
+Some linears servers know by the names of their parts: SGLang has `in_proj_q`, `in_proj_k` and `in_proj_v` for
+`in_proj_qkv` of a gated delta net. An adapter on the parts, each with the A of the whole and its own rows of
+B, makes the same change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +17,7 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import experts_of, leaf
 from lorad.adapters.tensors import bfloat16_bits
+from lorad.servers.kind import Parts
 
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -54,22 +59,27 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     )
 
 
-def divided(adapter: Adapter, parts: Mapping[str, Sequence[str]]) -> Adapter:
-    """Return an adapter with several modules in the place of one: each with its A, and equal shares of its B.
+def divided(adapter: Adapter, shapes: _Shapes, parts: Mapping[str, Parts]) -> Adapter:
+    """Return an adapter with several modules in the place of one: each with its A, and its rows of its B.
 
-    parts: Leaf names by that of the linear which they are in the base.
+    Args:
+        shapes: (out, in) of every linear of the base.
+        parts: The parts of linears of the base, by leaf name.
     """
     config = adapter.config
     if not any(leaf(module) in parts for module in config.modules):
         return adapter
     tensors = {}
     for module in config.modules:
-        names = parts.get(leaf(module), (leaf(module),))
-        shares = np.split(adapter.tensors[f"{module}.lora_B.weight"], len(names))
-        for name, share in zip(names, shares, strict=True):
-            whole = f"{module.removesuffix(leaf(module))}{name}"
-            tensors[f"{whole}.lora_A.weight"] = adapter.tensors[f"{module}.lora_A.weight"]
-            tensors[f"{whole}.lora_B.weight"] = share
+        parent, _, last = module.rpartition(".")
+        a, b = (adapter.tensors[f"{module}.lora_{half}.weight"] for half in "AB")
+        part = parts.get(last, Parts((last,)))
+        rest = shapes[f"{parent}.{part.last}"][0] if part.last else len(b) // len(part.names)
+        each = (len(b) - rest) // max(1, len(part.names) - 1)
+        shares = np.split(b, [each * (number + 1) for number in range(len(part.names) - 1)])
+        for name, share in zip(part.names, shares, strict=True):
+            tensors[f"{parent}.{name}.lora_A.weight"] = a
+            tensors[f"{parent}.{name}.lora_B.weight"] = share
     modules = tuple(sorted({name.rpartition(".lora_")[0] for name in tensors}))
     return Adapter(replace(config, modules=modules), dict(sorted(tensors.items())))
 

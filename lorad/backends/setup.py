@@ -61,7 +61,7 @@ def backend_setup(
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
     """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
     rollout = spec.rollout
-    takes = SERVERS[rollout.backend].targets or {*facts.linears}
+    takes = SERVERS[rollout.backend].takes(facts.linears, facts.model_type)
     if backend.python is None and not rollout.urls:
         raise SpecError(
             f"config.yaml names no python for {rollout.backend}",
@@ -74,7 +74,7 @@ def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> S
         servers=len(rollout.urls) or rollout.servers,
         tp=rollout.tp,
         max_rank=max_rank(spec),
-        targets=targets(facts.modules, takes & {*facts.linears}, facts.of_experts),
+        targets=targets(facts.modules, takes, facts.of_experts),
         context_length=context_length(spec, facts.max_positions),
         scaled_logprobs=rollout.temperature != 1.0,
         urls=rollout.urls,

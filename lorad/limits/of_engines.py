@@ -10,16 +10,33 @@ from lorad.servers.table import NAMES, SERVERS
 _APART = {*RANKED, *SERVERS, *OWN_BASE}
 
 
-def _unserved_linears(s: BackendSetup) -> tuple[str, str, str] | None:
-    """Return the adapted linears that a server takes no adapters on: words, JSON and why."""
+def _unserved_linears(s: BackendSetup) -> tuple[str, str, str, str] | None:
+    """Return the adapted linears that a server takes no adapters on: words, JSON, why and who does."""
     server = SERVERS[s.engine]
     leaves = {*map(leaf, s.adapter.modules)} if s.adapter else set()
     model_type = s.model.model_type if s.model else ""
-    if server.targets is not None and (left := sorted(leaves - server.targets)):
-        return ", ".join(left), json.dumps(left), ""
     why, names = server.unserved.get(model_type, ("", ()))
-    left = sorted(leaves & {*names})
-    return (", ".join(left), json.dumps(left), f" of {model_type}: {why}") if left else None
+    left = sorted(leaves - server.takes(leaves, model_type))
+    of_type = f" of {model_type}: {why}" if {*left} <= {*names} else ""
+    return (", ".join(left), json.dumps(left), of_type, _takers(leaves, model_type)) if left else None
+
+
+def _foreign_model(s: BackendSetup) -> tuple[str, str] | None:
+    """Return why a server serves no adapters of the model, and who does."""
+    model_type = s.model.model_type if s.model else ""
+    why = SERVERS[s.engine].foreign.get(model_type)
+    leaves = {*map(leaf, s.adapter.modules)} if s.adapter else set()
+    return (why, _takers(leaves, model_type)) if why else None
+
+
+def _takers(leaves: set[str], model_type: str) -> str:
+    """Name the engines that take adapters on all of some linears of a model."""
+    servers = (
+        name
+        for name, server in SERVERS.items()
+        if model_type not in server.foreign and leaves <= server.takes(leaves, model_type)
+    )
+    return " or ".join((*servers, *sorted(OWN_BASE)))
 
 
 _ANY = (
@@ -77,6 +94,12 @@ _ANY_SERVER = (
         hint="Use rollout.backend: builtin, or leave it out.",
     ),
     BackendLimit(
+        key="rollout.backend",
+        breaks=_foreign_model,
+        why="{s.engine} serves no adapters of {s.model.model_type}: {it[0]}",
+        hint="Use {it[1]}.",
+    ),
+    BackendLimit(
         key="lora.target_modules",
         breaks=lambda s: s.adapter and HEAD in map(leaf, s.adapter.modules),
         why=f"{{s.engine}} takes no adapter on {HEAD}",
@@ -86,7 +109,8 @@ _ANY_SERVER = (
         key="lora.target_modules",
         breaks=_unserved_linears,
         why="{s.engine} takes no adapters on {it[0]}{it[2]}",
-        hint="Leave them as they are with lora.exclude_modules: {it[1]}, or use another rollout.backend.",
+        hint="Leave them as they are with lora.exclude_modules: {it[1]}, or use "
+        "rollout.backend: {it[3]}.",
     ),
 )
 OF_ENGINES = {"": _ANY, **dict.fromkeys(OWN_BASE, _OF_TRANSFORMERS), **dict.fromkeys(SERVERS, _ANY_SERVER)}

@@ -342,6 +342,7 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
         modules=[*adapter.modules],
         linears=sorted({leaf(name) for name in model.linears}),
         of_experts=sorted({leaf(name) for name in model.experts}),
+        model_type=model.model_type,
         max_positions=model.max_positions,
         teacher_path=str(teacher.directory) if teacher else "",
     )

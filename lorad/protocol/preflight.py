@@ -55,6 +55,7 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     modules: the names of the linears that the adapter changes.
     linears: the leaf names of all linears of the base but those of experts.
     of_experts: the leaf names of the linears of experts.
+    model_type: the base's, as config.json has it.
     max_positions: the base's context length in tokens.
     teacher_path: the directory of the teacher, where that is another model; "" otherwise.
     routes: the engine records the routes of tokens.
@@ -63,6 +64,7 @@ class BaseFacts(Struct, frozen=True, kw_only=True):
     modules: _Names = []
     linears: _Names = []
     of_experts: _Names = []
+    model_type: _Line = ""
     max_positions: _Count = 0
     teacher_path: _Line = ""
     routes: bool = False

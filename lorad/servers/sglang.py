@@ -1,6 +1,10 @@
 """The server SGLang, as 0.5.23 was seen to be."""
 
-from lorad.servers.kind import ATTENTION, MLP, ROTATED, ServerKind
+from lorad.servers.kind import ATTENTION, DELTA, MLP, ROTATED, Parts, ServerKind
+
+_DELTA = ("in_proj_q", "in_proj_k", "in_proj_v")
+_PARTS = {"in_proj_qkv": Parts(_DELTA, last="in_proj_z")}
+_NO_GATES = "0.5.23 has no target for them (sgl-project/sglang#31522)", ("in_proj_a", "in_proj_b")
 
 KIND = ServerKind(
     name="sglang",
@@ -11,7 +15,9 @@ KIND = ServerKind(
     tried="0.5.23",
     modules=("sgl_kernel",),
     gpu_modules=("flashinfer", "torch_memory_saver"),
-    joined=(ATTENTION[:3], MLP[:2]),
+    joined=(ATTENTION[:3], MLP[:2], DELTA),
+    divided={"qwen3_5": _PARTS, "qwen3_5_moe": _PARTS},
+    called=dict.fromkeys((*_DELTA, "in_proj_z"), "in_proj_qkvz"),
     targets=frozenset(  # it ends with a line on its usage when it is given another
         {
             *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj"),
@@ -19,10 +25,9 @@ KIND = ServerKind(
             *("gate_up_proj", "embed_tokens", "lm_head", "qkvr", "wo_ud"),
         }
     ),
-    unserved={
-        "llama4": ROTATED,
-        "qwen3_next": ("it does not know the sizes of this model's linears", (*ATTENTION, *MLP)),
-    },
+    further=dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (*DELTA, "out_proj")),  # with the target `all`
+    unserved={"llama4": ROTATED, "qwen3_5": _NO_GATES, "qwen3_5_moe": _NO_GATES},
+    foreign={"qwen3_next": "0.5.23 does not know the sizes of this model's linears"},
     expert_types=("qwen3_moe",),
     reads_rslora=False,
     reads_ranks=False,

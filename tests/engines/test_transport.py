@@ -42,10 +42,10 @@ def test_adapter_travels_whole_and_can_be_removed(memory: Path, tmp_path: Path) 
 def test_a_full_memory_sends_adapters_over_the_disk(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(adapter: Adapter, directory: Path, base_model: str) -> Any:
+    def full(adapter: Adapter, directory: Path, *about: Any) -> Any:
         if directory.is_relative_to(memory):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_peft(adapter, directory, base_model)
+        return write_peft(adapter, directory, *about)
 
     monkeypatch.setattr(transport, "write_peft", full)
     made = ServerTransport(tmp_path, "base")

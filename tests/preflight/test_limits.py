@@ -121,19 +121,22 @@ IN_POOLS = [
 """Specs that a pool refuses before trainer and engine start."""
 _PAIR = (f"{HEAD}.lora_A.weight", f"{HEAD}.lora_B.weight")
 ON_SERVERS = [
-    ("sglang", random_adapter({Q[0]: (4, 4)}, 1, dora=True)),
-    ("sglang", random_adapter({"model.layers.0.mlp.dense_h_to_4h": (4, 4)}, 1)),
-    ("vllm", Adapter(AdapterConfig(4, 8.0, (HEAD,)), dict.fromkeys(_PAIR, np.zeros((4, 4), np.float32)))),
+    ("sglang", random_adapter({Q[0]: (4, 4)}, 1, dora=True), ""),
+    ("sglang", random_adapter({"model.layers.0.mlp.dense_h_to_4h": (4, 4)}, 1), ""),
+    ("sglang", random_adapter({"model.layers.0.linear_attn.in_proj_a": (4, 4)}, 1), "qwen3_5"),
+    ("sglang", random_adapter({Q[0]: (4, 4)}, 1), "qwen3_next"),
+    ("vllm", Adapter(AdapterConfig(4, 8.0, (HEAD,)), dict.fromkeys(_PAIR, np.zeros((4, 4), np.float32))), ""),
 ]
-"""Adapters that an engine refuses, by its name."""
+"""Adapters that an engine refuses, by its name, and the type of the model, where it is of another."""
 
 
-def directory_of(case: Case, tmp_path: Path) -> Path:
-    if not case.kind:
-        return case.model
-    shutil.copytree(case.model, tmp_path / "model")
-    config = json.loads((case.model / "config.json").read_text())
-    (tmp_path / "model/config.json").write_text(json.dumps({**config, "model_type": case.kind}))
+def of_kind(model: Path, kind: str, tmp_path: Path) -> Path:
+    """Return the directory of a model, or of a copy whose config.json has another type."""
+    if not kind:
+        return model
+    shutil.copytree(model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps({**config, "model_type": kind}))
     return tmp_path / "model"
 
 
@@ -175,7 +178,7 @@ def test_ranks_refuse_as_the_preflight_does(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: case.spec.trainer.ranks)
-    directory = directory_of(case, tmp_path)
+    directory = of_kind(case.model, case.kind, tmp_path)
     setup = backend_setup(case.spec, read_facts(directory), case.adapter, case.device)
     assert refused_before(setup) == refused_by_ranks(case, directory)
 
@@ -193,23 +196,28 @@ async def test_pools_refuse_as_the_preflight_does(spec: dict[str, Any], tmp_path
     assert words(refused.value) == refused_before(setup)
 
 
-@pytest.mark.parametrize(("engine", "adapter"), ON_SERVERS)
-async def test_engines_refuse_as_the_preflight_does(engine: str, adapter: Adapter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "adapter", "kind"), ON_SERVERS)
+async def test_engines_refuse_as_the_preflight_does(
+    engine: str, adapter: Adapter, kind: str, tmp_path: Path
+) -> None:
     sizes: dict[str, Any] = {"context_length": 64, "max_rank": 64, "slots": 2, "max_versions": 4}
+    model = of_kind(TINY, kind, tmp_path)
     settings = ServerSettings(
-        model=TINY, dtype="float32", device="cpu", targets=("q_proj",), memory_fraction=0.5, **sizes
+        model=model, dtype="float32", device="cpu", targets=("q_proj",), memory_fraction=0.5, **sizes
     )
     fleet: Any = SimpleNamespace(is_attached=False, dialect=dialect_class(engine)())
     shapes = dict.fromkeys(adapter.config.modules, (4, 4))
     holdings = Holdings(fleet, settings, shapes, ServerTransport(tmp_path, "base"))
     with pytest.raises(AdapterRefused) as refused:
         await holdings.add("run@1", AdapterSource(adapter.digest(), adapter=adapter))
-    assert words(refused.value) == refused_before(setup_of(engine, adapter))
+    assert words(refused.value) == refused_before(setup_of(engine, adapter, kind))
     holdings.close()
 
 
-def setup_of(engine: str, adapter: Adapter) -> BackendSetup:
-    return backend_setup(convert({"rollout": {"backend": engine}}), read_facts(TINY), adapter.config)
+def setup_of(engine: str, adapter: Adapter, kind: str) -> BackendSetup:
+    facts = read_facts(TINY)
+    facts = dataclasses.replace(facts, model_type=kind or facts.model_type)
+    return backend_setup(convert({"rollout": {"backend": engine}}), facts, adapter.config)
 
 
 def setups() -> Iterator[BackendSetup]:

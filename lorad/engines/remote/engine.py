@@ -147,7 +147,8 @@ class RemoteEngine(base.Engine):
         SpecError, PoolLost with the end of a server's log.
         """
         fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work), hosts)
-        holdings = Holdings(fleet, settings, shapes, ServerTransport(work, str(settings.model)))
+        transport = ServerTransport(work, str(settings.model), fleet.dialect.kind.called)
+        holdings = Holdings(fleet, settings, shapes, transport)
         engine = cls(fleet, holdings, settings, read_facts(settings.model).vocab)
         try:
             await fleet.open(engine._restore)

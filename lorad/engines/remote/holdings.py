@@ -144,10 +144,10 @@ class Holdings:
         refuse_adapter(self._setup, adapter.config)
         kind = self._fleet.dialect.kind
         parts = kind.divided.get(self._setup.model.model_type, {}) if self._setup.model else {}
-        form = served(divided(adapter, parts), self._shapes, kind.joined, self._settings.dtype)
+        whole = served(adapter, self._shapes, kind.joined, self._settings.dtype)
+        form = divided(whole, self._shapes, parts)
         targets = {*self._settings.targets}
-        targets |= {part for whole in targets for part in parts.get(whole, ())}
-        for module in form.config.modules:
+        for module in whole.config.modules:
             if leaf(module) not in targets or (experts_of(module) and EXPERTS not in targets):
                 raise AdapterRefused(
                     f"{module} is adapted, but the servers were started for "

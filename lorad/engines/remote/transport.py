@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
@@ -20,10 +21,14 @@ LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for a
 
 
 class ServerTransport:
-    """Writes adapters for servers, as PEFT directories that name `base` as their base. All methods block."""
+    """Writes adapters for servers, as PEFT directories that name `base` as their base. All methods block.
 
-    def __init__(self, work: Path, base: str) -> None:
+    called: what the server's target_modules call linears, by leaf name, see `write_peft`.
+    """
+
+    def __init__(self, work: Path, base: str, called: Mapping[str, str] | None = None) -> None:
         self._base = base
+        self._called = called or {}
         self.root = _root(work)
         self._disk = work / "adapters"
         for earlier in (self.root, self._disk):
@@ -51,7 +56,7 @@ class ServerTransport:
         temporary = root / f".tmp-{name}"
         try:
             temporary.mkdir(mode=0o700)
-            write_peft(adapter, temporary, self._base)
+            write_peft(adapter, temporary, self._base, self._called)
             temporary.rename(final)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -7,6 +7,7 @@ from typing import Any
 from lorad.adapters.targets import EXPERTS, HEAD
 from lorad.engines.remote.dialect import ServerSettings, on_gpu
 from lorad.models.facts import read_facts
+from lorad.servers.sglang import KIND
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
@@ -83,7 +84,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-lora": True,
         "enable-return-routed-experts": settings.routes is not None,
         "max-lora-rank": settings.max_rank,
-        "lora-target-modules": [name for name in settings.targets if name != EXPERTS],
+        "lora-target-modules": _targets(settings),
         "max-loras-per-batch": settings.slots + 1,  # the base counts
         # Above this SGLang unloads one by itself and says nothing.
         "max-loaded-loras": max(settings.max_versions, settings.slots) + _LOADED_MARGIN,
@@ -95,6 +96,15 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-metrics": True,
         "log-level-http": "warning",
     }
+
+
+def _targets(settings: ServerSettings) -> list[str]:
+    """Return SGLang's names of the linears to adapt; its flag has none of those of gated delta nets, which
+    are among what `all` finds.
+    """
+    assert KIND.targets is not None
+    names = [name for name in settings.targets if name != EXPERTS]
+    return names if KIND.targets.issuperset(names) else ["all"]
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
