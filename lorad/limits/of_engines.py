@@ -109,8 +109,7 @@ _ANY_SERVER = (
         key="lora.target_modules",
         breaks=_unserved_linears,
         why="{s.engine} takes no adapters on {it[0]}{it[2]}",
-        hint="Leave them as they are with lora.exclude_modules: {it[1]}, or use "
-        "rollout.backend: {it[3]}.",
+        hint="Leave them as they are with lora.exclude_modules: {it[1]}, or use rollout.backend: {it[3]}.",
     ),
 )
 OF_ENGINES = {"": _ANY, **dict.fromkeys(OWN_BASE, _OF_TRANSFORMERS), **dict.fromkeys(SERVERS, _ANY_SERVER)}

@@ -14,7 +14,7 @@ from transformers import Qwen3_5ForConditionalGeneration
 import lorad.models.base
 from lorad.rl.tokenizer import Tokenizer
 from tests.kit.world import World, world
-from tests.models.bases import write_base, write_hybrid
+from tests.models.bases import write_hybrid, write_spoken_base
 
 pytestmark = pytest.mark.system
 
@@ -41,8 +41,7 @@ def made() -> Iterator[tuple[World, str]]:
     """A run on a Qwen3.5 whose trainer and engine have one base, and the text of its spec."""
     with world() as it:
         base = it.root / "base"
-        write_base(base, "qwen3_5")
-        with_tokenizer(base)
+        write_spoken_base(base, "qwen3_5")
         text = SPEC.replace("BASE", str(base))
         it.run("fused", text=text)
         yield it, text

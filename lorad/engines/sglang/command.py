@@ -74,6 +74,10 @@ def _for_launcher(settings: ServerSettings) -> dict[str, str]:
 
 
 def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+    assert KIND.targets is not None
+    targets = [name for name in settings.targets if name != EXPERTS]
+    if not KIND.targets.issuperset(targets):
+        targets = ["all"]  # the flag has no names for linears of gated delta nets, which `all` finds
     return {
         "model-path": settings.model,
         "dtype": settings.dtype,
@@ -84,7 +88,7 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-lora": True,
         "enable-return-routed-experts": settings.routes is not None,
         "max-lora-rank": settings.max_rank,
-        "lora-target-modules": _targets(settings),
+        "lora-target-modules": targets,
         "max-loras-per-batch": settings.slots + 1,  # the base counts
         # Above this SGLang unloads one by itself and says nothing.
         "max-loaded-loras": max(settings.max_versions, settings.slots) + _LOADED_MARGIN,
@@ -96,15 +100,6 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-metrics": True,
         "log-level-http": "warning",
     }
-
-
-def _targets(settings: ServerSettings) -> list[str]:
-    """Return SGLang's names of the linears to adapt; its flag has none of those of gated delta nets, which
-    are among what `all` finds.
-    """
-    assert KIND.targets is not None
-    names = [name for name in settings.targets if name != EXPERTS]
-    return names if KIND.targets.issuperset(names) else ["all"]
 
 
 def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:

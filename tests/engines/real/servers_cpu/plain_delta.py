@@ -85,7 +85,9 @@ def mend_sglang(module: Any) -> None:
         out = []
         for rows, slot, is_begun in zip(parts, slots, begun, strict=False):  # SGLang may pad the slots
             memory = memories[slot].view(shape).float() * is_begun
-            made, tail, memory = delta_rows(layer, layer.conv_weights, rows, tails[slot].t() * is_begun, memory)
+            made, tail, memory = delta_rows(
+                layer, layer.conv_weights, rows, tails[slot].t() * is_begun, memory
+            )
             out.append(made)
             tails[slot] = tail.t().to(tails.dtype)
             memories[slot] = memory.view(memories[slot].shape).to(memories.dtype)

@@ -1,4 +1,4 @@
-"""The operators of a torchvision whose own do not load, since it is a CUDA build: declared, so that it imports."""
+"""Declares the operators of a torchvision whose own do not load, as those of a CUDA build, so that it imports."""
 
 from typing import Any
 
