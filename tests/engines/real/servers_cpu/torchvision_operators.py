@@ -1,4 +1,4 @@
-"""Declares the operators of a torchvision whose own do not load, as those of a CUDA build, so that it imports."""
+"""Declares the operators of a torchvision whose own do not load, as those of a CUDA build."""
 
 from typing import Any
 
