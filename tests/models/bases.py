@@ -47,6 +47,7 @@ _QWEN: dict[str, Any] = {
     "text_config": {
         **_COMMON,
         **_HYBRID,
+        "full_attention_interval": 2,  # as `layer_types` say; SGLang reads this one
         # as published: SGLang turns a quarter of each head, whatever config.json says
         "rope_parameters": {
             **_PARTIAL,
@@ -67,6 +68,12 @@ _QWEN: dict[str, Any] = {
     "video_token_id": 121,
     "vision_start_token_id": 122,
     "vision_end_token_id": 123,
+}
+_QWEN_IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "processor_class": "Qwen3VLProcessor",
+    "size": {"longest_edge": 65536, "shortest_edge": 1024},
 }
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGES = {**_TOWER, "image_size": 56, "patch_size": 14}
@@ -247,8 +254,14 @@ def _write(directory: Path, architecture: str, settings: dict[str, Any], prefix:
 
 
 def write_spoken_base(directory: Path, family: str) -> None:
-    """Write a checkpoint of a family with the tokenizer of builtin:tiny, for whole runs."""
+    """Write a checkpoint of a family with the tokenizer of builtin:tiny, for whole runs.
+
+    Qwen3.5's has the settings of images, without which SGLang does not start.
+    """
     write_base(directory, family)
+    if family == "qwen3_5":
+        for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+            (directory / name).write_text(json.dumps(_QWEN_IMAGES))
     for file in resolve("builtin:tiny").glob("*tokenizer*"):
         shutil.copy(file, directory / file.name)
 

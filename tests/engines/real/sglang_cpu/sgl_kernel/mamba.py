@@ -1,3 +1,6 @@
 """Names that SGLang imports for gated delta nets; `plain_delta.py` replaces what would call them."""
 
-causal_conv1d_fn_cpu = causal_conv1d_update_cpu = None
+
+def __getattr__(name: str) -> None:
+    if name.startswith("__"):
+        raise AttributeError(name)
