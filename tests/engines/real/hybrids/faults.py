@@ -22,8 +22,8 @@ _received = Holdings._received
 def _plant(change: Callable[[Adapter], Adapter]) -> None:
     """Change what this process sends to servers."""
 
-    def received(holdings: Holdings, source: AdapterSource) -> Adapter:
-        return change(_received(holdings, source))
+    def received(self: Holdings, source: AdapterSource) -> Adapter:
+        return change(_received(self, source))
 
     Holdings._received = received  # type: ignore[method-assign]
 
@@ -57,9 +57,7 @@ class _Drops:
 
     @classmethod
     async def open(cls, *setup: Any, **more: Any) -> Any:
-        _plant(
-            lambda form: _of(form, {m: m for m in form.config.modules if not re.search(cls.pattern, m)})
-        )
+        _plant(lambda form: _of(form, {m: m for m in form.config.modules if not re.search(cls.pattern, m)}))
         return await super().open(*setup, **more)  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Runs on tiny bases of other families, which fsdp trains and a real server samples from."""
+"""Runs on tiny bases of other families than builtin:tiny's, with fsdp and a real server."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs on bases of late 2026 with real servers: layers that remember in a state, and models that read images."""
+"""Runs on bases of late 2026 with real servers: layers with a state, and models that read images."""
 
 import pytest
 

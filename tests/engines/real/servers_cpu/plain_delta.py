@@ -85,9 +85,8 @@ def mend_sglang(module: Any) -> None:
         out = []
         for rows, slot, is_begun in zip(parts, slots, begun, strict=False):  # SGLang may pad the slots
             memory = memories[slot].view(shape).float() * is_begun
-            made, tail, memory = delta_rows(
-                layer, layer.conv_weights, rows, tails[slot].t() * is_begun, memory
-            )
+            tail = tails[slot].t() * is_begun
+            made, tail, memory = delta_rows(layer, layer.conv_weights, rows, tail, memory)
             out.append(made)
             tails[slot] = tail.t().to(tails.dtype)
             memories[slot] = memory.view(memories[slot].shape).to(memories.dtype)
@@ -113,7 +112,12 @@ def mend_sglang_norm(module: Any) -> None:
     """Replace a kernel of Triton's, which has none for CPUs; `module` is SGLang's `fla.layernorm_gated`."""
 
     def layernorm_fn(
-        x: Tensor, weight: Tensor, bias: None = None, z: Tensor | None = None, eps: float = 1e-6, **how: Any
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        z: Tensor | None = None,
+        eps: float = 1e-6,
+        **how: Any,
     ) -> Tensor:
         assert bias is None and z is not None and how["norm_before_gate"] and how["is_rms_norm"]
         y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps) * weight.float()

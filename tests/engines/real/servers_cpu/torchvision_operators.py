@@ -1,4 +1,4 @@
-"""Declares the operators of a torchvision whose own do not load, as those of a CUDA build."""
+"""The operators of a torchvision that is a CUDA build, and so has none here: declared, so that it imports."""
 
 from typing import Any
 
