@@ -97,7 +97,7 @@ _ANY_SERVER = (
         key="rollout.backend",
         breaks=_foreign_model,
         why="{s.engine} serves no adapters of {s.model.model_type}: {it[0]}",
-        hint="Use {it[1]}.",
+        hint="Set it to {it[1]}.",
     ),
     BackendLimit(
         key="lora.target_modules",
