@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from lorad import __version__
@@ -19,6 +19,8 @@ from lorad.records.runs import RunDetails
 from lorad.records.versions import Exported
 
 if TYPE_CHECKING:
+    from lorad.adapters.adapter import Adapter, AdapterConfig
+    from lorad.adapters.directory import FileFact
     from lorad.models.merged_files import Merged
 
 _CARD = "README.md"
@@ -35,11 +37,19 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
 
     A base that is not on this machine has its tokenizer left out, with a note. Raises StorageError.
     """
+    from lorad.adapters.peft import outline
+
     settings = _settings(directory)
-    text = card(exported, settings, run, merged=None)
+    config = outline(directory).config
+    prefixes = {module.partition("layers.")[0] for module in config.modules if "layers." in module}
+    loading = _LOAD_ADAPTER
+    if prefixes - {"model."}:
+        whole = any("language_model" in prefix for prefix in prefixes)
+        loading = (_LOAD_WHOLE if whole else _LOAD_RENAMED) + _SERVERS
+    text = card(exported, settings, run, loading)
     if settings.get("target_parameters"):
         text = text.replace(_SERVERS, "Servers read the version without `--format`.\n")
-    elif sentence := _readers(directory, settings):
+    elif sentence := _readers(config, settings):
         text += f"\n{sentence}\n"
         output.note(sentence)
     amend(directory, _CARD, text.encode())
@@ -55,17 +65,18 @@ def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, t
             amend(directory, name, read_file(base / name, JSON_BYTES))
 
 
-def _readers(directory: Path, settings: Mapping[str, Any]) -> str:
-    """Say who reads an adapter on experts as it was trained; "" for other adapters, and without its base."""
-    from lorad.adapters.peft import outline
-    from lorad.adapters.readers import why_not
+def _readers(config: "AdapterConfig", settings: Mapping[str, Any]) -> str:
+    """Say who reads an adapter on a mixture as it was trained; "" of other adapters, and without its base."""
+    from lorad.adapters.readers import taken_for_experts, why_not
     from lorad.models.facts import read_facts
 
-    if not (config := outline(directory).config).experts:
-        return ""
     try:
         facts = read_facts(base_directory(settings))
     except LoradError:
+        return ""
+    if not config.experts:
+        if taken := taken_for_experts(config, facts.model_type):
+            return f"PEFT does not read it as it was trained: it takes {taken[0]} for experts{_MERGE}"
         return ""
     reasons = why_not(config, {**facts.linears, **facts.experts}, facts.model_type)
     exact = ", ".join(name for name, why in reasons.items() if not why) or "nobody"
@@ -78,30 +89,69 @@ def write_peft5(client: Client, version: str, target: Path) -> Exported:
 
     Raises Conflict when `target` is not empty, SpecError where PEFT would not read it as it was trained.
     """
-    from lorad.adapters.directory import read_manifest, write_directory
-    from lorad.adapters.peft import read_peft, write_fused
+    from lorad.adapters.peft import write_fused
     from lorad.adapters.readers import refuse_fused
     from lorad.models.facts import read_facts
+
+    copy = _copied(client, version, target)
+    facts = read_facts(base_directory(copy.settings))
+    refuse_fused(copy.adapter.config, facts.model_type)
+    shapes = {**facts.linears, **facts.experts}
+    return _written(copy, target, lambda directory: write_fused(copy.adapter, directory, copy.base, shapes))
+
+
+def write_class_names(client: Client, version: str, target: Path) -> Exported:
+    """Write `version` into `target`, which is new or empty, by the names of linears that transformers' class
+    of the language model alone has. Raises Conflict when `target` is not empty.
+    """
+    from lorad.adapters.peft import write_peft
+    from lorad.adapters.prefixes import adapter_for
+    from lorad.adapters.targets import in_layers
+
+    copy = _copied(client, version, target)
+    names = map(in_layers, copy.adapter.config.modules)
+    adapter = adapter_for(
+        {f"model.{name}" if name.startswith("layers.") else name for name in names}, copy.adapter
+    )
+    return _written(copy, target, lambda directory: write_peft(adapter, directory, copy.base))
+
+
+class _Copy(NamedTuple):
+    """A version as it was exported, and what is needed to write it in another form."""
+
+    exported: Exported
+    settings: dict[str, Any]
+    adapter: "Adapter"
+    about: Mapping[str, Any]
+    base: str
+
+
+def _copied(client: Client, version: str, target: Path) -> _Copy:
+    """Read a version by way of a directory beside `target`. Raises Conflict when `target` is not empty."""
+    from lorad.adapters.directory import read_manifest
+    from lorad.adapters.peft import read_peft
     from lorad.models.merged_files import free_of
 
     temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
     free_of(target)
     try:
         exported = client.export(version, str(temporary))
-        settings = _settings(temporary)
         about = read_manifest(temporary).facts
-        facts = read_facts(base_directory(settings))
-        adapter = read_peft(temporary, base=None)
+        settings = _settings(temporary)
+        base = str(settings["base_model_name_or_path"])
+        return _Copy(exported, settings, read_peft(temporary, base=None), about, base)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    refuse_fused(adapter.config, facts.model_type)
-    shapes = {**facts.linears, **facts.experts}
-    base = str(settings["base_model_name_or_path"])
-    write_directory(target, lambda directory: write_fused(adapter, directory, base, shapes), about)
-    if "revision" in settings:
-        its = _settings(target) | {"revision": settings["revision"]}
+
+
+def _written(copy: _Copy, target: Path, write: Callable[[Path], dict[str, "FileFact"]]) -> Exported:
+    from lorad.adapters.directory import write_directory
+
+    write_directory(target, write, copy.about)
+    if "revision" in copy.settings:
+        its = _settings(target) | {"revision": copy.settings["revision"]}
         amend(target, _CONFIG, json.dumps(its, indent=2, sort_keys=True).encode() + b"\n")
-    return Exported(exported.version, str(target), exported.sha256)
+    return Exported(copy.exported.version, str(target), copy.exported.sha256)
 
 
 def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
@@ -122,7 +172,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
         run = client.show(exported.version.rpartition("@")[0])
         _refuse_quantized(run)
         _refuse_other_base(base, run)
-        text = card(exported, settings, run, merged=str(base))
+        text = card(exported, settings, run, _LOAD_MODEL, is_merged=True)
 
         def add_card(directory: Path) -> None:
             (directory / _CARD).write_text(text)
@@ -182,18 +232,23 @@ def base_directory(settings: Mapping[str, Any]) -> Path:
 
 
 def card(
-    exported: Exported, adapter: Mapping[str, Any], run: RunDetails | None, *, merged: str | None
+    exported: Exported,
+    adapter: Mapping[str, Any],
+    run: RunDetails | None,
+    loading: str,
+    *,
+    is_merged: bool = False,
 ) -> str:
     """Return a model card in the form of the hub: a YAML header, and what a reader has to know.
 
-    adapter: its `adapter_config.json`. merged: the base that it was added to, None for the adapter alone.
+    adapter: its `adapter_config.json`. loading: how readers load it. is_merged: whether it is a whole model.
     """
     from yaml import safe_dump
 
     base = str(adapter.get("base_model_name_or_path", ""))
     is_hub_id = base.count("/") == 1 and not base.startswith(("/", ".", "~"))
     header = {
-        "library_name": "peft" if merged is None else "transformers",
+        "library_name": "transformers" if is_merged else "peft",
         **({"base_model": base} if is_hub_id else {}),
         "tags": ["lora", "lorad"],
     }
@@ -211,8 +266,7 @@ def card(
         if value not in (None, ""):
             cell = str(value).replace("|", "\\|").replace("\n", " ")
             rows += f"| {key} | {cell} |\n"
-    what = "A LoRA adapter" if merged is None else "A base with a LoRA adapter merged into its weights"
-    loading = _LOAD_ADAPTER if merged is None else _LOAD_MODEL
+    what = "A base with a LoRA adapter merged into its weights" if is_merged else "A LoRA adapter"
     return (
         f"---\n{safe_dump(header, sort_keys=False)}---\n\n"
         f"# {exported.version}\n\n{what}, trained with lorad.\n\n"
@@ -252,6 +306,22 @@ _SERVERS = """vLLM: `vllm serve BASE --enable-lora --lora-modules NAME=DIRECTORY
 SGLang: `python -m sglang.launch_server --model-path BASE --enable-lora --lora-paths NAME=DIRECTORY`.
 """
 _LOAD_ADAPTER += _SERVERS
+_LOAD_WHOLE = """```python
+import transformers
+from peft import PeftModel
+kind = getattr(transformers, transformers.AutoConfig.from_pretrained("BASE").architectures[0])
+model = PeftModel.from_pretrained(kind.from_pretrained("BASE"), "THIS DIRECTORY")
+```
+
+Its names are those of this class. In that of the language model alone they may name nothing, of which PEFT
+may only warn: for it there is `lorad export --names class`.
+
+"""
+_LOAD_RENAMED = """Its names are those of the base's file, which PEFT does not find in transformers' class:
+`lorad export --names class` writes a copy for it.
+
+"""
+_MERGE = ". --merge writes a model; lorad and servers read the adapter."
 _OTHER_WAYS = (
     " `lorad serve` gives servers a form that they read, --format peft5 writes one for PEFT, --merge a model."
 )

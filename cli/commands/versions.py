@@ -90,6 +90,10 @@ def export(
         Literal["peft", "peft5"],
         typer.Option("--format", help="peft5: experts of a mixture in the form of PEFT on transformers 5."),
     ] = "peft",
+    names: Annotated[
+        Literal["file", "class"],
+        typer.Option(help="class: of linears, as transformers' class of the language model alone has them."),
+    ] = "file",
     tokenizer: Annotated[bool, typer.Option(help="Put the base's tokenizer beside an adapter.")] = True,
     push: Annotated[
         str | None,
@@ -111,8 +115,9 @@ def export(
 
     if push is None and (private or token_file):
         raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
-    if merge and form != "peft":
-        raise SpecError(f"--format {form} is for adapters, not for --merge", hint="Leave out one of them.")
+    chosen = {"--merge": merge, f"--format {form}": form != "peft", f"--names {names}": names != "file"}
+    if len(both := [flag for flag, is_set in chosen.items() if is_set]) > 1:
+        raise SpecError(f"{both[1]} is not for {both[0]}", hint="Leave out one of them.")
     token = hub.read_token(token_file)
     client = Client()
     target = expanded(directory).absolute()
@@ -123,6 +128,8 @@ def export(
         about = ""
         if form == "peft5":
             answer = exports.write_peft5(client, version, target)
+        elif names == "class":
+            answer = exports.write_class_names(client, version, target)
         else:
             answer = client.export(version, str(target))
         exports.add_beside(

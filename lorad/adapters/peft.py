@@ -37,6 +37,7 @@ _TIED = ("model.embed_tokens", "embed_tokens", "transformer.wte")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _KEY = re.compile(rf"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|{MAGNITUDE})")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
+_BESIDE_TOWERS = "model.language_model."  # in a class whose towers have linears with the same leaf names
 
 _SHARED = (
     "an A or B that experts share (shared_outer) is not read: save a pair of each expert, or PEFT's own form"
@@ -176,7 +177,7 @@ def _as_json(settings: Mapping[str, Any]) -> bytes:
 
 def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
     """Return the PEFT configuration. It has leaf names where they mean exactly the modules in layers 0 to
-    n - 1 of a model whose layers all have what any layer has, else the full names.
+    n - 1 of a model without towers whose layers all have what any layer has, else the full names.
     """
     modules = config.modules
     numbers = {match.group() for module in modules if (match := _LAYER.search(module))}
@@ -185,6 +186,7 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
     kinds = {_LAYER.sub("*", module): module for module in modules}.values()
     everywhere = {_LAYER.sub(number, module) for module in kinds for number in numbers} | set(modules)
     named = {module for module in everywhere if any(entry_matches(name, module) for name in leaves)}
+    is_exact = named == {*modules} and not any(module.startswith(_BESIDE_TOWERS) for module in modules)
     return {
         "base_model_name_or_path": base_model,
         "bias": "none",
@@ -195,7 +197,7 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": config.rank,
-        "target_modules": leaves if is_even and named == {*modules} else list(modules),
+        "target_modules": leaves if is_even and is_exact else list(modules),
         "task_type": "CAUSAL_LM",
         "use_dora": config.dora,
         "use_rslora": config.rslora,

@@ -14,6 +14,7 @@ from lorad.servers.table import SERVERS
 _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
 """Model types whose experts PEFT reads in its own form."""
 _UNCONVERTED = "qwen2_moe"  # one of which PEFT takes no names of single experts
+_CONVERTED = {*_FUSED, "glm4_moe_lite", "qwen3_next"} - {_UNCONVERTED}
 _OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 _Shapes = Mapping[str, tuple[int, int]]
 
@@ -27,7 +28,7 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
     if model_type not in _FUSED:
         why = f"it was tried with {', '.join(_FUSED)}, not with {model_type or 'a model without a type'}"
         raise SpecError(why, key="--format", hint="Leave --format out, or export with --merge.")
-    if lost := _lost(config, model_type):
+    if lost := taken_for_experts(config, model_type):
         why = f"PEFT takes {lost[0]} for experts, because of its name, and leaves it as it is"
         raise SpecError(why, key="--format", hint="Export with --merge, or serve it with lorad.")
 
@@ -53,7 +54,7 @@ def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str
     if not parts:
         if model_type not in _FUSED or model_type == _UNCONVERTED:
             reasons["PEFT"] = f"it does not convert experts of {model_type or 'this model'}"
-        elif lost := _lost(config, model_type):
+        elif lost := taken_for_experts(config, model_type):
             reasons["PEFT"] = f"it takes {lost[0]} for experts"
         elif config.dropout:
             reasons["PEFT"] = "it takes no dropout on experts"
@@ -73,8 +74,8 @@ def _why_not_server(server: ServerKind, config: AdapterConfig, shapes: _Shapes, 
     return f"it wants {leaf(lacks[0])} too" if lacks else ""
 
 
-def _lost(config: AdapterConfig, model_type: str) -> list[str]:
-    """Return the linears beside experts that have names of linears in experts, which PEFT converts."""
-    if model_type == _UNCONVERTED:
+def taken_for_experts(config: AdapterConfig, model_type: str) -> list[str]:
+    """Return the linears beside experts that PEFT takes for experts, because of their names."""
+    if model_type not in _CONVERTED:
         return []
     return [name for name in config.modules if not experts_of(name) and leaf(name) in _OF_EXPERTS]
