@@ -11,11 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-<<<<<<< HEAD
 from lorad.models.directory import resolve
-=======
-from lorad.models.directory import BUILTIN
->>>>>>> f9bc9c93 (A Qwen3.5 learns, survives kill -9 bit for bit, and its exports are read by transformers + PEFT and imported again)
 
 _SPREAD = 0.08  # of random weights: far from uniform scores, far from saturation
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
@@ -275,10 +271,3 @@ def _later(tensors: dict[str, torch.Tensor], last: str) -> dict[str, torch.Tenso
     layer = {name.removeprefix(last): tensor for name, tensor in tensors.items() if name.startswith(last)}
     later = {f"mtp.layers.0.{name}": tensor.clone() for name, tensor in layer.items()}
     return {**later, "mtp.norm.weight": torch.ones(64), "mtp.fc.weight": torch.randn(64, 128) * _SPREAD}
-
-
-def write_whole_base(directory: Path, family: str) -> None:
-    """Write a checkpoint of a family with the tokenizer of `builtin:tiny`, as runs want it."""
-    write_base(directory, family)
-    for file in BUILTIN["builtin:tiny"].glob("*tokenizer*"):
-        shutil.copy(file, directory / file.name)

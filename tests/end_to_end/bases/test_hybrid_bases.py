@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
 from tests.kit.world import World, world
-from tests.models.bases import write_whole_base
+from tests.models.bases import write_spoken_base
 
 pytestmark = pytest.mark.system
 
@@ -33,7 +33,7 @@ checkpoint: {every: 2}
 def calm() -> Iterator[tuple[World, dict[str, Any]]]:
     """A world with a run that nothing disturbed, and its facts."""
     with world() as made:
-        write_whole_base(made.root / "base", "qwen3_5")
+        write_spoken_base(made.root / "base", "qwen3_5")
         made.run("calm", text=SPEC)
         yield made, made.facts("calm")
 

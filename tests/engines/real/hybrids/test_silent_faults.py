@@ -1,13 +1,9 @@
 """Silent faults of servers in whole runs: what attestation says of them. See docs/attestation-demo.md."""
 
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.engines.real.hybrids.runs import start
 from tests.kit.world import World, world
-from tests.models.bases import write_spoken_base
 
 FAULTS = "tests.engines.real.hybrids.faults"
 

@@ -47,7 +47,7 @@ def made() -> Iterator[tuple[World, str]]:
         yield it, text
 
 
-def test_qwen3_5_learns_attested_without_a_server(made: tuple[World, str]) -> None:
+def test_one_base_serves_trainer_and_engine(made: tuple[World, str]) -> None:
     it, _ = made
     assert [pool.mode for pool in it.client.pools()] == ["fused"]
     assert [version.attested for version in it.client.adapters("fused")] == ["passed"] * 4
