@@ -324,7 +324,7 @@ FAULTS: tuple[Fault, ...] = (
         "Nodes behind one that died serve without the version that they never got."),
     Fault("lorad/grants", "lorad/grants/base.py",
         "tests/nodes/test_grants.py::test_what_ray_grants_is_large_enough",
-        "if least >= wanted:",
+        "if least >= needed:",
         "if least * 2 >= wanted:",
         "A pool starts on nodes whose GPUs are too small for it."),
     Fault("lorad/box", "lorad/box/machine.py", "tests/box/test_runtime.py",

@@ -253,7 +253,10 @@ def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
         ({}, "the builtin trainer is not made of ranks"),
         ({"mode": "split"}, "split is for servers on nodes of their own"),
         ({"mode": "split", "nodes": setup(rollout_nodes=1)}, "the builtin engine has no servers"),
-        ({"ranks": RanksSetup(), "device": "cuda:0"}, "the builtin engine would need a GPU of this machine"),
+        (
+            {"ranks": RanksSetup(), "mode": "resident", "device": "cuda:0"},
+            "the builtin engine would need a GPU of this machine",
+        ),
     ],
 )
 def test_what_nodes_cannot_have_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -73,7 +73,8 @@ def test_trainer_leaves_servers_their_half(
 def test_ranks_have_their_own_processes(
     monkeypatch: pytest.MonkeyPatch, held: list[tuple[float, str]]
 ) -> None:
-    config = within_what_is_free(setup(monkeypatch, HALF, trainer="fsdp", ranks=RanksSetup(dp=1)))
+    apart = {"trainer": "fsdp", "ranks": RanksSetup(dp=1), "mode": "resident"}
+    config = within_what_is_free(setup(monkeypatch, HALF, **apart))
     assert (config.memory_fraction, held) == (FREE, [])
 
 
