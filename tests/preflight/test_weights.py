@@ -223,7 +223,6 @@ def test_known_models_are_whole_for_every_trainer(trainer: str, tmp_path: Path) 
     [
         ("vllm", "llama4", QUERY, "q_proj"),
         ("sglang", "llama4", QUERY, "q_proj"),
-        ("sglang", "qwen3_next", QUERY, "q_proj"),
     ],
 )
 def test_servers_without_a_place_for_linears_are_named(
