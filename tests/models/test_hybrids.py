@@ -1,24 +1,29 @@
 """Gated delta nets beside gated attention, as Qwen3.5 has them, against transformers and PEFT."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lorad.errors import SpecError
 from lorad.models.base import Base
 from lorad.models.config import parse_config
 from lorad.models.decoder import hidden, logits
+from lorad.models.delta.states import bytes_per_row
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
-from lorad.models.kv import DecodeAttention, ExtendAttention, KVCache, PrefillAttention
+from lorad.models.kv import DecodeAttention, ExtendAttention, KVCache, PrefillAttention, bytes_per_token
 from lorad.models.loading import load_base
 from lorad.models.lora import FrozenLora
+from lorad.protocol.pool_setup import Quantize
 from tests.models.bases import write_hybrid
 from tests.models.test_models import CPU, lean, peft_tensors, rewrite_config, with_peft
+from tests.models.test_packed import by_hand
 
 LENGTHS = [70, 3, 129, 64]  # of prompts; the second is shorter than the convolution
 TARGETS = [
@@ -67,8 +72,18 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, alone: bool, tied: b
     assert (lean(base, some_ids()) - scores(model)).abs().max() < 2e-5
     text = (tensor for name, tensor in model.named_parameters() if "visual" not in name)
     assert base.config.num_parameters == sum(tensor.numel() for tensor in text)
-    assert read_facts(tmp_path).bytes("float32") == 4 * base.config.num_parameters
-    assert base.checksum() == load_base(tmp_path, torch.float32, CPU).checksum()
+    facts = read_facts(tmp_path)
+    assert facts.bytes("float32") == 4 * base.config.num_parameters
+    assert (facts.states, facts.cached * 4) == (bytes_per_row(base), bytes_per_token(base))
+
+
+def test_the_checksum_sees_every_weight(directory: Path, base: Base, tmp_path: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight"):
+        path = f"model.language_model.layers.0.linear_attn.{name}"
+        save_file({**tensors, path: tensors[path] * 1.5}, tmp_path / "model.safetensors", {"format": "pt"})
+        assert load_base(tmp_path, torch.float32, CPU).checksum() != base.checksum(), name
 
 
 def test_states_remember_early_tokens(base: Base) -> None:
@@ -140,6 +155,26 @@ def test_lora_on_every_linear_equals_peft(directory: Path, base: Base) -> None:
     lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
     assert (lean(base, some_ids(), lora) - scores(wrapped)).abs().max() < 2e-4
     assert (lean(base, some_ids()) - scores(wrapped)).abs().max() > 1e-2
+
+
+def test_dora_on_every_linear_equals_peft(directory: Path, base: Base) -> None:
+    wrapped = with_peft(of_transformers(directory), list(linear_shapes(base.config)), dora=True)
+    lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
+    assert (lean(base, some_ids(), lora) - scores(wrapped)).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize("form", ["nf4", "fp8"])
+def test_rounded_linears_are_those_of_a_rounded_checkpoint(
+    directory: Path, base: Base, form: Quantize, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in linear_shapes(base.config):
+        if name != "lm_head":
+            tensors[f"{name}.weight"] = by_hand(tensors[f"{name}.weight"], form)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    rounded = load_base(directory, torch.float32, CPU, form)
+    assert (lean(rounded, some_ids()) - scores(of_transformers(tmp_path))).abs().max() < 2e-5
 
 
 def test_defaults_are_those_of_transformers() -> None:
