@@ -98,9 +98,8 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.prefixes = prefixes
         self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
-        self.state_tokens = -(
-            -bytes_per_row(base) // bytes_per_token(base)
-        )  # as many bytes as a row's states
+        # as many bytes as the states of a row are
+        self.state_tokens = -(-bytes_per_row(base) // bytes_per_token(base))
         work = (
             _PREFILL_WORK // (2 * base.config.num_parameters)
             if base.device.type == "cpu"
