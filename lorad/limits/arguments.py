@@ -28,6 +28,12 @@ ADAPTS = {
 """Model types whose experts a trainer adapts."""
 LOADS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Model types that Megatron-Bridge loads in lorad's tests; their only biases are qwen2's of q, k and v."""
+UNBRIDGED = ("smollm3", "olmo3", "glm4", "phi3", "granitemoehybrid", "llama4")
+"""Model types that Megatron-Bridge 0.6.2 says it does not support."""
+COMPOSITE = ("qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3")
+"""Model types whose language model is one part of several."""
+NEEDS_TE = ("gemma", "gemma2", "gemma3_text", "deepseek_v3", "qwen3_next")
+"""Model types whose norms, attention or layers Megatron has in Transformer Engine alone."""
 REPLAYS = {"fsdp": ("qwen3_moe", "qwen2_moe", "olmoe"), "megatron": ("qwen3_moe",)}
 """Model types whose routes a backend replays. fsdp weighs experts itself, by the softmax of their scores;
 megatron those whose experts it adapts."""

@@ -3,7 +3,19 @@
 from typing import Any
 
 from lorad.adapters.targets import leaf
-from lorad.limits.arguments import ADAPTS, ATTENTION, AXES, AXES_OF, FUSES, RANKED, SPLITS, fused
+from lorad.limits.arguments import (
+    ADAPTS,
+    ATTENTION,
+    AXES,
+    AXES_OF,
+    COMPOSITE,
+    FUSES,
+    NEEDS_TE,
+    RANKED,
+    SPLITS,
+    UNBRIDGED,
+    fused,
+)
 from lorad.limits.limit import BackendLimit, BackendSetup
 
 _WITH_DORA = ("builtin", "fsdp")
@@ -204,6 +216,28 @@ _MEGATRON = (
         why="{it}, but {s.trainer} reads the checkpoint itself and would train on other weights than the "
         "engine samples from",
         hint="Use trainer.backend: builtin or fsdp, or leave it out.",
+    ),
+    BackendLimit(
+        key="model.path",
+        breaks=lambda s: s.model and s.model.model_type in UNBRIDGED,
+        why="Megatron-Bridge has no {s.model.model_type}",
+        hint="Use trainer.backend: fsdp, which loads what transformers loads.",
+    ),
+    BackendLimit(
+        key="model.path",
+        breaks=lambda s: s.model and s.model.model_type in COMPOSITE,
+        why="the megatron trainer takes no model whose language model is one part of several, as "
+        "{s.model.model_type} is",
+        hint="Use trainer.backend: fsdp, which trains that part.",
+    ),
+    BackendLimit(
+        key="model.path",
+        breaks=lambda s: (
+            s.model and s.model.model_type in NEEDS_TE and (s.device == "cpu" or s.dtype == "float32")
+        ),
+        why="Megatron computes {s.model.model_type} by Transformer Engine alone, which has no CPU and no "
+        "attention in fp32",
+        hint="Use trainer.backend: fsdp, or a GPU with model.dtype: bfloat16.",
     ),
     BackendLimit(
         key="trainer.tp",

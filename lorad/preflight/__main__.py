@@ -196,7 +196,7 @@ def _checked(
     warnings = check_trainer(spec, box, device, elsewhere=not is_here) + check_bits(spec, device)
     directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
     model = _model_facts(spec, directory)
-    refuse(backend_setup(spec, model))
+    refuse(backend_setup(spec, model, device=device))
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     warnings += check_adapted(spec, model, shapes) + check_routes(spec, model)
     adapter = adapter_config(spec, model)

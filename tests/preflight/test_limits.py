@@ -94,6 +94,7 @@ CASES = [
     Case(megatron(), {"model": {"quantize": "fp8"}}),
     Case(fsdp(cp=3)),
     Case(megatron(tp=4)),
+    *(Case(megatron(), kind=kind) for kind in ("smollm3", "olmo3", "qwen3_5", "gemma3_text", "deepseek_v3")),
     Case(megatron(pp=5)),
     Case(megatron(dp=2, ep=2)),
     Case(megatron(dp=3, ep=3), model=MOE),

@@ -16,6 +16,7 @@ from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.engines.generic.model import GenericModel, RowAdapter
 from lorad.protocol.batch import Chunk
 
+_PREFILL_TOKENS = 8192  # at once, padding included, unless one prompt has more
 Report = tuple[Call, list[Chunk], bool]
 """A call, chunks of it, and whether these are the last."""
 
@@ -172,7 +173,9 @@ class GenericBatch:
         self.cohorts = [cohort for cohort in self.cohorts if cohort.samples]
 
     def _admitted(self) -> list[SampleGroup]:
-        """Take groups for which there is room, first come first served; of one that is too large, a part."""
+        """Take groups for which there is room, first come first served; of one that is too large, a part. One
+        forward has no more than `_PREFILL_TOKENS` of their prompts.
+        """
         running = self.samples
         left = self.max_rows - len(running)
         cached = sum(cohort.mask.shape[1] * len(cohort.samples) for cohort in self.cohorts)
@@ -180,6 +183,7 @@ class GenericBatch:
         tokens = self.most_tokens - cached - to_come
         admitted: list[SampleGroup] = []
         longest = 0
+        longest_prompt = 0
         count = 0
         while self.pending:
             group = self.pending[0]
@@ -187,7 +191,9 @@ class GenericBatch:
             room = min(left, tokens // longest) - count
             if not running and not admitted:
                 room = max(room, 1)
-            if room < 1:
+            longest_prompt = max(longest_prompt, len(group.tokens))
+            is_full = bool(admitted) and (len(admitted) + 1) * longest_prompt > _PREFILL_TOKENS
+            if room < 1 or is_full:
                 break
             first, rest = group.split(room)
             admitted.append(first)

@@ -112,6 +112,7 @@ def taken(model: str) -> Iterator[None]:
         ValueError,
         KeyError,
         AttributeError,
+        TypeError,
         AssertionError,
         NotImplementedError,
         SafetensorError,
