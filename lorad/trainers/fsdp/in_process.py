@@ -11,7 +11,7 @@ from lorad.models.compute import Compute
 from lorad.models.ops import prepare
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import TrainerVerb
-from lorad.trainers.base import Trainer, TrainerCapabilities, UnmetExperts, check_verb
+from lorad.trainers.base import Offload, Trainer, TrainerCapabilities, UnmetExperts, check_verb
 from lorad.trainers.fsdp.body import FsdpBody, open_body
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.trainer import RankTrainer
@@ -58,13 +58,12 @@ class FusedTrainer(Trainer):
 
     async def do(self, verb: TrainerVerb[T]) -> T:
         check_verb(verb, self.slots(), self.capabilities())
+        if isinstance(verb, Offload):
+            raise Conflict("the engine computes on this base", hint="use pool.mode: resident")
         return await self._compute.run(self._rank.do, verb)
 
     async def unmet_experts(self, batch: Batch) -> list[str] | None:
         return await self.do(UnmetExperts(batch))
-
-    async def offload(self) -> None:
-        raise Conflict("the engine computes on this base", hint="use pool.mode: resident")
 
     async def shut_down(self) -> None:
         if dist.is_initialized():  # by all trainers of this process
