@@ -2,7 +2,11 @@
 
 import pytest
 
+from lorad.adapters.peft import write_peft
+from lorad.adapters.targets import HEAD
+from lorad.models.facts import read_facts
 from tests.engines.real.hybrids.runs import start
+from tests.kit.fakes.random_adapters import random_adapter
 from tests.kit.world import World, world
 
 FAULTS = "tests.engines.real.hybrids.faults"
@@ -31,3 +35,25 @@ def test_one_linear_left_out_is_noticed(kind: str) -> None:
     with world() as made:
         start(made, kind, "gemma3_text", engine=f"{FAULTS}:DropsOne")
         fails(made, "rel")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["vllm"], indirect=True)
+def test_what_changes_no_text_is_mute(kind: str) -> None:
+    """With a head of zeros no adapter changes an answer: one that is dropped passes, and says that it changes
+    nothing.
+    """
+    with world() as made:
+        base = made.root / "qwen3_5"
+        write_spoken_base(base, "qwen3_5")
+        tensors = load_file(base / "model.safetensors")
+        tensors["lm_head.weight"].zero_()
+        save_file(tensors, base / "model.safetensors", {"format": "pt"})
+        linears = {name: shape for name, shape in read_facts(base).linears.items() if name != HEAD}
+        (made.root / "adapter").mkdir()
+        write_peft(random_adapter(linears, 1, rank=16), made.root / "adapter", str(base))
+        begin = f"lora.adapter_path={made.root / 'adapter'}"
+        start(made, kind, "qwen3_5", begin, engine=f"{FAULTS}:OtherNames")
+        made.completed("hybrid", seconds=420)
+        for version in made.client.adapters("hybrid"):
+            assert version.attested == "passed" and "it changes nothing yet" in version.attestation
