@@ -32,6 +32,7 @@
 # make bench-llm           GRPO of a real chat model beside TRL: seconds, CPU seconds, memory, held-out score; ARGS='--steps 20'
 # make prove-llm           every trainer with every engine and every kind of algorithm on it; transformers and PEFT are the judge (two hours)
 # make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
+# make bases               which path trains which family of bases: runs that are attested and equal transformers with PEFT, or refusals
 # make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
 # make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
 # make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
@@ -67,7 +68,7 @@ WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
 .PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
-	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm \
+	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
@@ -219,6 +220,10 @@ test-gpu-day: $(VENV)/.ready-dev
 
 bench-prompts: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.rollout.prompts $(ARGS)
+
+## Servers and Megatron are among the paths where their interpreters are named, as .ci/setup-engines says. ARGS='--only qwen3_5 glm4'.
+bases: $(VENV)/.ready-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.benchmarks.bases.table $(ARGS)
 
 bench-moe: $(VENV)/.ready-dev
 	@$(QUIET) $(BIN)/python -m tests.benchmarks.training.moe $(ARGS)

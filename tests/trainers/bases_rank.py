@@ -4,21 +4,17 @@ python -m tests.trainers.bases_rank DIRECTORY FAMILY …   (writes `DIRECTORY/fo
 """
 
 import json
-import re
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.adapters.targets import renamed
 from lorad.errors import LoradError
-from lorad.models.facts import is_left_out, read_facts
+from lorad.models.facts import read_facts
 from lorad.trainers.fsdp.body import open_body
 from lorad.trainers.fsdp.weights import weights
 from lorad.trainers.sharded.body import BodySettings
@@ -26,6 +22,7 @@ from lorad.trainers.sharded.rows import sequences
 from lorad.trainers.sharded.workers import join
 from tests.conformance.reference import random_batch
 from tests.models.bases import FAMILIES
+from tests.models.on_peft import put_on_peft
 from tests.trainers.real.fsdp_rank import CPU, Rank, far, loss
 
 
@@ -41,37 +38,6 @@ class _FamilyRank(Rank):
         self.samples = sequences(random_batch(1, groups=2))
         self.config = AdapterConfig(4, 6.0, tuple(sorted(self.body.shapes)))
 
-    def put_on_peft(self, numbers: dict[str, np.ndarray]) -> tuple[Any, dict[str, str]]:
-        """Return PEFT's model with an adapter of these numbers, and its names of the tensors."""
-        linears = [
-            name
-            for name, module in self.reference.named_modules()
-            if hasattr(module, "in_features") and not is_left_out(name, 0)
-        ]
-        paths = renamed(self.config.modules, linears)
-        pattern = rf"model\.(?:{'|'.join(map(re.escape, paths.values()))})"
-        settings = LoraConfig(r=4, lora_alpha=6, target_modules=pattern)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = get_peft_model(_Nameless(self.reference), settings).eval()
-        names = {}
-        for name, array in numbers.items():
-            module, _, half = name.rpartition(".lora_")
-            names[name] = f"base_model.model.model.{paths[module]}.lora_{half[0]}.default.weight"
-            model.get_parameter(names[name]).data = torch.from_numpy(array)
-        return model, names
-
-
-class _Nameless(torch.nn.Module):
-    """A model without a config, by which PEFT would take other targets than are named."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.model(**inputs)
-
 
 def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
     base = rank.logits(rank.samples, adapter=False)
@@ -83,7 +49,7 @@ def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
         "base": far(base, rank.alone(rank.reference)),
     }
     numbers = rank.put(rank.config)
-    whole, names = rank.put_on_peft(numbers)
+    whole, names = put_on_peft(rank.reference, rank.config, numbers)
     targets = torch.from_numpy(np.concatenate([s.tokens[s.targets] for s in rank.samples]))
     scores = rank.alone(whole)
     loss(scores, targets).backward()
