@@ -1,6 +1,6 @@
-"""One rank of FSDP bodies of several families: how far each is from transformers and PEFT in one piece.
+"""A rank of FSDP bodies of several families: how far each is from transformers and PEFT in one piece.
 
-python -m tests.trainers.bases_rank DIRECTORY FAMILY …   (writes `DIRECTORY/found.json`)
+python -m tests.trainers.bases_rank RANK WORLD DIRECTORY FAMILY …   (writes `DIRECTORY/WORLD-RANK.json`)
 """
 
 import json
@@ -25,6 +25,9 @@ from tests.models.bases import FAMILIES
 from tests.models.on_peft import put_on_peft
 from tests.trainers.real.fsdp_rank import CPU, Rank, far, loss
 
+_FUSED = "mamba2_split_conv1d_scan_combined"
+"""A kernel of GPUs that reads out_proj.weight itself, in training mode alone; it gives None on a CPU."""
+
 
 class _FamilyRank(Rank):
     """A body of a family, and the class that config.json names in one piece."""
@@ -40,6 +43,10 @@ class _FamilyRank(Rank):
 
 
 def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
+    shortcuts: list[object] = []
+    architecture = sys.modules[type(rank.reference).__module__]
+    if hasattr(architecture, _FUSED):
+        setattr(architecture, _FUSED, lambda *args, **_: shortcuts.append(len(args)))
     base = rank.logits(rank.samples, adapter=False)
     before = rank.body.checksum()
     answer: dict[str, Any] = {
@@ -62,19 +69,20 @@ def _about(rank: _FamilyRank, model: Path) -> dict[str, Any]:
         "moves": far(adapted, base),
         "gradients": far(rank.gradient(rank.mine()), expected) / size,
         "unchanged": rank.body.checksum() == before,
+        "shortcuts": len(shortcuts),
     }
 
 
 def main() -> None:
-    directory = Path(sys.argv[1])
-    join(0, 1, directory / "meeting", CPU)
+    rank, world, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    join(rank, world, directory / f"meeting{world}", CPU)
     answers: dict[str, Any] = {}
-    for family in sys.argv[2:]:
+    for family in sys.argv[4:]:
         try:
             answers[family] = _about(_FamilyRank(directory / family), directory / family)
         except LoradError as error:
             answers[family] = {"error": f"{error} {error.hint}"}
-        (directory / "found.json").write_text(json.dumps(answers))
+        (directory / f"{world}-{rank}.json").write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":
