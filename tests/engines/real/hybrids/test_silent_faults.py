@@ -1,6 +1,7 @@
 """Silent faults of servers in whole runs: what attestation says of them. See docs/attestation-demo.md."""
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import HEAD
@@ -8,6 +9,7 @@ from lorad.models.facts import read_facts
 from tests.engines.real.hybrids.runs import start
 from tests.kit.fakes.random_adapters import random_adapter
 from tests.kit.world import World, world
+from tests.models.bases import write_spoken_base
 
 FAULTS = "tests.engines.real.hybrids.faults"
 
