@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from lorad.adapters.peft import read_peft
 from tests.kit.world import COLD, World, world
-from tests.models.bases import FAMILIES, write_whole_base
+from tests.models.bases import FAMILIES, write_spoken_base
 from tests.models.on_peft import put_on_peft
 from tests.trainers.real.pairs import configured, missing
 
@@ -116,7 +116,7 @@ def main() -> None:
             made.home.root.mkdir(parents=True)
             backends = {backend for path in paths for backend in _PATHS[path]}
             made.home.config.write_text(json.dumps({"backends": configured(*backends)}))
-            write_whole_base(made.root / family, family)
+            write_spoken_base(made.root / family, family)
             for path in paths:
                 try:
                     row.append(cell(made, family, path))
