@@ -49,6 +49,8 @@ class Delta:
     decay: torch.Tensor  # float32 [value heads]: the logarithm of what is left of a state, before its gate
     shift: torch.Tensor  # float32 [value heads]: what is added to that gate
     norm: torch.Tensor  # [value dim]
+    # int64 [outputs of `qkv`]: in which order they are queries, keys, values, b, a and z; None where they are
+    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

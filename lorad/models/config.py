@@ -24,7 +24,8 @@ _OF_DELTA = {
     "qkv": tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "b", "a", "z")),
     "o": ("linear_attn.out_proj",),
 }
-"""The same of a layer whose mixer is a gated delta net; the first of these go through its convolution."""
+"""The same of a layer whose mixer is a gated delta net; the first of these goes through its convolution."""
+_INTERLEAVED = tuple(f"linear_attn.in_proj_{name}" for name in ("qkvz", "ba"))
 _MLP = ("gate_up", "down")
 _KINDS = ("linear_attention", "full_attention")
 _SUPPORTED = tuple(FAMILIES)
@@ -91,6 +92,7 @@ class DeltaConfig:
     Attributes:
         layers: The layers that have one.
         kernel: How many tokens the convolution of keys, queries and values sees.
+        is_interleaved: Whether two linears have what belongs to a key head side by side.
     """
 
     layers: frozenset[int]
@@ -99,6 +101,7 @@ class DeltaConfig:
     key_dim: int
     value_dim: int
     kernel: int
+    is_interleaved: bool = False
 
     @property
     def mixed(self) -> int:
@@ -233,8 +236,11 @@ def groups_of(config: ModelConfig, layer: int) -> tuple[str, ...]:
 def modules_in(config: ModelConfig, layer: int, group: str) -> tuple[str, ...]:
     """Return the Hugging Face modules in a fused linear of a layer, in the order of their output rows."""
     kind, _, linear = group.rpartition(".")
+    if not kind and config.has_delta(layer) and group in _OF_DELTA:
+        assert config.delta is not None
+        return _INTERLEAVED if config.delta.is_interleaved and group == "qkv" else _OF_DELTA[group]
     if not kind:
-        return _OF_DELTA[group] if config.has_delta(layer) and group in _OF_DELTA else GROUPS[group]
+        return GROUPS[group]
     assert config.experts is not None
     path = f"{config.experts.block}.{kind}"
     names = config.experts.linears
@@ -251,6 +257,8 @@ def shapes_in(config: ModelConfig, layer: int, group: str) -> tuple[tuple[int, i
     delta = config.delta
     if delta is not None and layer in delta.layers and group in _OF_DELTA:
         outs = (delta.mixed, delta.value_heads, delta.value_heads, delta.values)
+        if delta.is_interleaved:
+            outs = (delta.mixed + delta.values, 2 * delta.value_heads)
         return tuple((out, hidden) for out in outs) if group == "qkv" else ((hidden, delta.values),)
     kind = group.partition(".")[0]
     query = config.num_attention_heads * config.head_dim
@@ -305,11 +313,11 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
         unread=family.unread or tuple(f"model.layers.{layers + extra}." for extra in range(later)),
         has_sinks=family.has_sinks,
         windows=windows,
-        delta=_delta(data, layers, where) if family.is_hybrid else None,
+        delta=_delta(data, layers, family, where) if family.is_hybrid else None,
     )
 
 
-def _delta(data: Mapping[str, Any], layers: int, where: str) -> DeltaConfig:
+def _delta(data: Mapping[str, Any], layers: int, family: Family, where: str) -> DeltaConfig:
     interval = _integer(data, "full_attention_interval", where)
     kinds = data.get("layer_types") or [_KINDS[(layer + 1) % interval == 0] for layer in range(layers)]
     key_heads, value_heads, key_dim, value_dim, kernel = (
@@ -328,7 +336,7 @@ def _delta(data: Mapping[str, Any], layers: int, where: str) -> DeltaConfig:
             "again",
         )
     linear = frozenset(layer for layer, kind in enumerate(kinds) if kind == _KINDS[0])
-    return DeltaConfig(linear, key_heads, value_heads, key_dim, value_dim, kernel)
+    return DeltaConfig(linear, key_heads, value_heads, key_dim, value_dim, kernel, family.is_interleaved)
 
 
 def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str) -> ExpertsConfig:

@@ -184,6 +184,8 @@ def _recur(
     """Return what the heads of a gated delta net made of it, before the output projection."""
     assert base.config.delta is not None and layer.delta is not None
     net = Net(base.config.delta, layer.delta, base.config.rms_norm_eps)
+    if layer.delta.order is not None:
+        qkv = qkv.index_select(-1, layer.delta.order)
     fed, z = qkv.view(*shape, -1).tensor_split([net.fed], -1)
     return net.gated(attention.recur(index, net, fed), z).view(len(qkv), -1)
 

@@ -213,13 +213,13 @@ def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...
             shapes |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
     delta = config.delta
     if delta is not None and layer in delta.layers:
-        return shapes | {
+        shapes |= {
             "linear_attn.conv1d.weight": (delta.mixed, 1, delta.kernel),
             "linear_attn.A_log": (delta.value_heads,),
             "linear_attn.dt_bias": (delta.value_heads,),
             "linear_attn.norm.weight": (delta.value_dim,),
         }
-    for name, count in heads.items() if config.qk_norm else ():
+    for name, count in heads.items() if config.qk_norm and not config.has_delta(layer) else ():
         shapes[f"self_attn.{name}.weight"] = (count * dim if config.norms_all_heads else dim,)
     if config.has_sinks:
         shapes["self_attn.sinks"] = (config.num_attention_heads,)

@@ -53,16 +53,20 @@ class Family:
     has_sinks: bool = False
     is_hybrid: bool = False
     """Layers are gated delta nets or gated attention, and norms multiply by their weight plus one."""
+    is_interleaved: bool = False
+    """Gated delta nets have what belongs to a key head side by side, in two linears."""
     prefix: str = "model."
     """How the names of tensors in checkpoints begin."""
     unread: tuple[str, ...] = ()
     """How names of tensors begin that the forward does not read."""
 
 
-def _hybrid(model_type: str, prefix: str) -> Family:
-    """Return Qwen3.5, alone or as the language model of one that sees images."""
+def _hybrid(
+    model_type: str, prefix: str = "model.", kv_heads: int = 4, mixture: Mixture | None = None
+) -> Family:
+    """Return Qwen3.5, alone or as the language model of one that sees images; with a mixture, Qwen3-Next."""
     defaults = {
-        "num_key_value_heads": 4,
+        "num_key_value_heads": kv_heads,
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
         "full_attention_interval": 4,
@@ -72,6 +76,9 @@ def _hybrid(model_type: str, prefix: str) -> Family:
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     }
+    if mixture is not None:
+        defaults |= {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+        defaults |= {"num_experts_per_tok": 10, "norm_topk_prob": True}
     return Family(
         model_type,
         True,
@@ -79,8 +86,10 @@ def _hybrid(model_type: str, prefix: str) -> Family:
         False,
         False,
         defaults,
+        mixture,
         rotates_partly=True,
         is_hybrid=True,
+        is_interleaved=mixture is not None,
         prefix=prefix,
         unread=("mtp.", "model.visual."),
     )
@@ -210,8 +219,18 @@ FAMILIES = {
         Mixture(128, "intermediate_size", True, is_fused=True),
         has_sinks=True,
     ),
-    "Qwen3_5ForCausalLM": _hybrid("qwen3_5_text", "model."),
+    "Qwen3_5ForCausalLM": _hybrid("qwen3_5_text"),
     "Qwen3_5ForConditionalGeneration": _hybrid("qwen3_5", "model.language_model."),
+    "Qwen3NextForCausalLM": _hybrid(
+        "qwen3_next",
+        kv_heads=2,
+        mixture=Mixture(
+            512,
+            shared="mlp.shared_expert",
+            shared_width=("shared_expert_intermediate_size",),
+            has_shared_gate=True,
+        ),
+    ),
 }
 FUSED = frozenset(one.model_type for one in FAMILIES.values() if one.mixture and one.mixture.is_fused)
 """Model types whose checkpoints hold a layer's experts in one tensor, the outputs of gate and up by turns."""

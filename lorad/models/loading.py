@@ -152,11 +152,19 @@ def _delta(source: _Source, sizes: DeltaConfig, prefix: str) -> Delta:
         source.stack([f"{prefix}{name}"], [sizes.value_heads], dtype=torch.float32)
         for name in ("A_log", "dt_bias")
     )
+    order = None
+    if sizes.is_interleaved:  # two linears have what belongs to a key head side by side
+        numbers = torch.arange(sizes.mixed + sizes.values + 2 * sizes.value_heads)
+        qkvz, ba = (part.view(sizes.key_heads, -1) for part in numbers.tensor_split([-2 * sizes.value_heads]))
+        own = sizes.values // sizes.key_heads
+        q, k, v, z = qkvz.split([sizes.key_dim, sizes.key_dim, own, own], 1)
+        order = torch.cat([part.flatten() for part in (q, k, v, *ba.chunk(2, 1), z)])
     return Delta(
         conv=source.take(f"{prefix}conv1d.weight", sizes.mixed, 1, sizes.kernel).squeeze(1),
         decay=-decay.exp(),
         shift=shift,
         norm=source.take(f"{prefix}norm.weight", sizes.value_dim),
+        order=None if order is None else order.to(source.device),
     )
 
 

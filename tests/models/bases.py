@@ -212,16 +212,20 @@ def write_base(directory: Path, family: str, **options: Any) -> None:
     _write(directory, architecture, {**settings, **options}, _PREFIXES.get(family))
 
 
-def write_hybrid(directory: Path, *, alone: bool = False, **options: Any) -> None:
-    """Write Qwen3.5 of four layers whose states remember more than a few tokens.
+def write_hybrid(directory: Path, *, alone: bool = False, family: str = "qwen3_5", **options: Any) -> None:
+    """Write Qwen3.5 or Qwen3-Next of four layers whose states remember more than a few tokens.
 
     alone: without a tower and layers for later tokens, as the class of the language model has it.
     options: of the language model.
     """
     kinds = [f"{kind}_attention" for kind in ("linear", "full", "full", "linear")]
-    sizes = {"num_hidden_layers": 4, "layer_types": kinds, "linear_num_key_heads": 1}
-    text = {**_QWEN["text_config"], **sizes, "linear_num_value_heads": 2, **options}
-    if alone:
+    sizes = {"num_hidden_layers": 4, "layer_types": kinds, **options}
+    heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    text = {**_QWEN["text_config"], **heads, **sizes}
+    if family == "qwen3_next":
+        architecture, settings = FAMILIES[family]
+        _write(directory, architecture, {**settings, **sizes}, _PREFIXES[family])
+    elif alone:
         _write(directory, "Qwen3_5ForCausalLM", text, None)
     else:
         whole = {**_QWEN, "text_config": text, "tie_word_embeddings": text.get("tie_word_embeddings", False)}

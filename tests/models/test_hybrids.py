@@ -1,4 +1,4 @@
-"""Gated delta nets beside gated attention, as Qwen3.5 has them, against transformers and PEFT."""
+"""Gated delta nets beside gated attention, as in Qwen3.5 and Qwen3-Next, against transformers and PEFT."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from lorad.errors import SpecError
 from lorad.models.base import Base
@@ -26,18 +26,15 @@ from tests.models.test_models import CPU, lean, peft_tensors, rewrite_config, wi
 from tests.models.test_packed import by_hand
 
 LENGTHS = [70, 3, 129, 64]  # of prompts; the second is shorter than the convolution
-TARGETS = [
-    *("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "out_proj"),
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-]
+FAMILIES = ["qwen3_5", "qwen3_next"]
 
 
 def some_ids() -> torch.Tensor:
     return torch.randint(5, 100, (4, 200), generator=torch.Generator().manual_seed(3))
 
 
-def of_transformers(directory: Path, *, alone: bool = False, dtype: torch.dtype = torch.float32) -> Any:
-    kind = AutoModelForCausalLM if alone else transformers.Qwen3_5ForConditionalGeneration
+def of_transformers(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    kind = getattr(transformers, read_config(directory).architecture)
     return kind.from_pretrained(directory, dtype=dtype).eval()
 
 
@@ -46,10 +43,10 @@ def scores(model: Any) -> torch.Tensor:
         return model(input_ids=some_ids()).logits.float()  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("hybrid")
-    write_hybrid(path)
+    write_hybrid(path, family=request.param)
     return path
 
 
@@ -67,7 +64,7 @@ def base(directory: Path) -> Base:
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a tower"])
 def test_logits_equal_those_of_transformers(tmp_path: Path, alone: bool, tied: bool) -> None:
     write_hybrid(tmp_path, alone=alone, tie_word_embeddings=tied, linear_num_value_heads=3, head_dim=16)
-    model = of_transformers(tmp_path, alone=alone)
+    model = of_transformers(tmp_path)
     base = load_base(tmp_path, torch.float32, CPU)
     assert (lean(base, some_ids()) - scores(model)).abs().max() < 2e-5
     text = (tensor for name, tensor in model.named_parameters() if "visual" not in name)
@@ -81,7 +78,7 @@ def test_the_checksum_sees_every_weight(directory: Path, base: Base, tmp_path: P
     tensors = load_file(directory / "model.safetensors")
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight"):
-        path = f"model.language_model.layers.0.linear_attn.{name}"
+        path = f"{base.config.prefix}layers.0.linear_attn.{name}"
         save_file({**tensors, path: tensors[path] * 1.5}, tmp_path / "model.safetensors", {"format": "pt"})
         assert load_base(tmp_path, torch.float32, CPU).checksum() != base.checksum(), name
 
@@ -142,23 +139,30 @@ def test_slots_keep_their_states_when_they_move(base: Base, expected: torch.Tens
     assert (logits(base, states[:, 0]) - expected[2, 129]).abs().max() < 2e-5
 
 
-def test_bfloat16_is_as_exact_as_in_transformers(directory: Path, expected: torch.Tensor) -> None:
-    noise = (scores(of_transformers(directory, dtype=torch.bfloat16)) - expected).square().mean().sqrt()
-    found = lean(load_base(directory, torch.bfloat16, CPU), some_ids()).float()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_exact_as_in_transformers(family: str, tmp_path: Path) -> None:
+    """All tokens go through all experts, see `test_families.py`."""
+    write_hybrid(tmp_path, family=family, num_experts_per_tok=4)
+    expected = scores(of_transformers(tmp_path))
+    noise = (scores(of_transformers(tmp_path, torch.bfloat16)) - expected).square().mean().sqrt()
+    found = lean(load_base(tmp_path, torch.bfloat16, CPU), some_ids()).float()
     assert (found - expected).square().mean().sqrt() < 1.5 * noise
 
 
+def linears_of(base: Base) -> list[str]:
+    """Return all linears; of mixtures without those of experts, which PEFT has in one tensor."""
+    return [name for name in linear_shapes(base.config) if base.config.experts is None or "mlp" not in name]
+
+
 def test_lora_on_every_linear_equals_peft(directory: Path, base: Base) -> None:
-    linears = [name for name in linear_shapes(base.config) if name.rpartition(".")[2] in TARGETS]
-    assert linears == list(linear_shapes(base.config))
-    wrapped = with_peft(of_transformers(directory), linears)
+    wrapped = with_peft(of_transformers(directory), linears_of(base))
     lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
     assert (lean(base, some_ids(), lora) - scores(wrapped)).abs().max() < 2e-4
     assert (lean(base, some_ids()) - scores(wrapped)).abs().max() > 1e-2
 
 
 def test_dora_on_every_linear_equals_peft(directory: Path, base: Base) -> None:
-    wrapped = with_peft(of_transformers(directory), list(linear_shapes(base.config)), dora=True)
+    wrapped = with_peft(of_transformers(directory), linears_of(base), dora=True)
     lora = FrozenLora(base, peft_tensors(wrapped), 2.0)
     assert (lean(base, some_ids(), lora) - scores(wrapped)).abs().max() < 2e-4
 
@@ -177,8 +181,9 @@ def test_rounded_linears_are_those_of_a_rounded_checkpoint(
     assert (lean(rounded, some_ids()) - scores(of_transformers(tmp_path))).abs().max() < 2e-5
 
 
-def test_defaults_are_those_of_transformers() -> None:
-    whole = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=8).to_dict()
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+def test_defaults_are_those_of_transformers(family: str) -> None:
+    whole = AutoConfig.for_model(family, num_hidden_layers=8).to_dict()
     named = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     short = {key: whole[key] for key in ("model_type", "max_position_embeddings", *named)}
     assert parse_config(short, "short") == parse_config(whole, "whole")

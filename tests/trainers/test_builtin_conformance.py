@@ -113,6 +113,28 @@ class TestGptOss(_OtherMixture, GptOss):
     pass
 
 
+class TestQwen3Next(_OtherMixture, Qwen2Moe):
+    """Gated delta nets, whose linears have what belongs to a key head side by side."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("hybrid")
+        write_hybrid(directory, family="qwen3_next", tie_word_embeddings=True, num_experts=8)
+        return directory
+
+
+class TestRoutesOfQwen3Next(_OtherMixture, ReplayedRoutes):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("hybrid")
+        kinds = ["linear_attention", "full_attention"]
+        sizes = {"num_hidden_layers": 2, "layer_types": kinds, "tie_word_embeddings": True}
+        write_hybrid(directory, family="qwen3_next", **sizes)
+        return directory
+
+
 class TestRoutesOfGptOss(_OtherMixture, ReplayedRoutes):
     @pytest.fixture(scope="class")
     @classmethod

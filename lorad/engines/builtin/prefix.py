@@ -16,6 +16,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
 from lorad.models.merge import Merger
+from lorad.routes import RouteShape
 
 BLOCK = 64  # tokens
 
@@ -165,26 +166,24 @@ def prefill(
             prefixes.read(keys, cache, slot)
     is_wanted = prefixes is not None or any(group.call.sampling.routes for group in groups)
     shape = route_shape(models.base) if is_wanted else None
-    recording = None if shape is None else Recording(shape)
     states: list[dict[int, list[torch.Tensor]]] = [{} for _ in groups]
+    routes = [prefixes.routes(keys) if prefixes else [] for keys in cached]
+    begins = starts
     if any(mark > start for mark, start in zip(marks, starts, strict=True)):
         heads = [group.tokens[start:mark] for group, start, mark in zip(groups, starts, marks, strict=True)]
-        _forward(models, heads, starts, cache, version, None)
+        _, of_heads = _forward(models, heads, starts, cache, version, shape)
+        for parts, part in zip(routes, of_heads, strict=False):
+            parts.append(part)
         states = [{mark: cache.states.kept(slot)} for slot, mark in enumerate(marks)]
         begins = marks
-    else:
-        begins = starts
     tails = [group.tokens[begin:] for group, begin in zip(groups, begins, strict=True)]
-    scores, rest = _forward(models, tails, begins, cache, version, recording)
-    routes = [
-        np.concatenate([*(prefixes.routes(keys) if prefixes else []), part])
-        for keys, part in zip(cached, rest, strict=False)
-    ]
+    scores, of_tails = _forward(models, tails, begins, cache, version, shape)
+    whole = [np.concatenate([*parts, part]) for parts, part in zip(routes, of_tails, strict=False)]
     if prefixes:
         for slot, group in enumerate(groups):
-            its_routes = routes[slot] if routes else None
+            its_routes = whole[slot] if whole else None
             prefixes.write(version.identity, group.tokens, cache, slot, its_routes, states[slot])
-    return _Prefilled(scores, cache, routes)
+    return _Prefilled(scores, cache, whole)
 
 
 def _forward(
@@ -193,13 +192,14 @@ def _forward(
     starts: Sequence[int],
     cache: KVCache,
     version: HeldLora,
-    recording: Recording | None,
+    shape: RouteShape | None,
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
     """Compute the rest of prompts behind their first `starts` tokens, which the cache holds already.
 
-    Returns the logits after the last token of each, and the routes of what was computed where they
-    are recorded.
+    Returns the logits after the last token of each, and the routes of what was computed where they have a
+    shape.
     """
+    recording = None if shape is None else Recording(shape)
     base, lora = models.alone(version.lora)
     ids = np.zeros((len(rest), max(len(row) for row in rest)), np.int64)
     for row, tokens in enumerate(rest):

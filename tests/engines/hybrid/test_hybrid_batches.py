@@ -30,6 +30,7 @@ from tests.engines.test_decode_batch import (
     version,
     watch,
 )
+from tests.engines.test_recorded_routes import asked, assert_whole, chunks_of
 from tests.models.bases import write_hybrid
 
 __all__ = ["prefilled"]
@@ -117,6 +118,15 @@ def test_prefixes_of_several_prompts_are_read_together(models: Merger) -> None:
     starts = (LONG_PROMPT, LONG, LONG[:9])
     made = finish(batch, *(call(counts=[2, 1], start=start) for start in starts))
     assert same(made, finish(fresh(models), *(call(counts=[2, 1], start=start) for start in starts)))
+
+
+def test_cached_prefixes_keep_their_routes(tmp_path: Path) -> None:
+    """Of a prompt that is computed in two parts, and of one that begins where another does."""
+    write_hybrid(tmp_path, family="qwen3_next")
+    models = Merger(load_base(tmp_path, torch.float32, torch.device("cpu")))
+    batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
+    for start in (LONG_PROMPT, LONG_PROMPT, LONG_PROMPT[: BLOCK + 9]):
+        assert_whole(models, chunks_of(batch, asked(version(models.base, 1), [2, 1], start, 20)))
 
 
 def test_states_count_in_the_prefix_budget(models: Merger) -> None:
