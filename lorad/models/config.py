@@ -256,7 +256,7 @@ def shapes_in(config: ModelConfig, layer: int, group: str) -> tuple[tuple[int, i
     hidden = config.hidden_size
     delta = config.delta
     if delta is not None and layer in delta.layers and group in _OF_DELTA:
-        outs = (delta.mixed, delta.value_heads, delta.value_heads, delta.values)
+        outs: tuple[int, ...] = (delta.mixed, delta.value_heads, delta.value_heads, delta.values)
         if delta.is_interleaved:
             outs = (delta.mixed + delta.values, 2 * delta.value_heads)
         return tuple((out, hidden) for out in outs) if group == "qkv" else ((hidden, delta.values),)

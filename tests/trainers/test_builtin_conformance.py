@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ class TestRoutesOfQwen3Next(_OtherMixture, ReplayedRoutes):
     def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory = tmp_path_factory.mktemp("hybrid")
         kinds = ["linear_attention", "full_attention"]
-        sizes = {"num_hidden_layers": 2, "layer_types": kinds, "tie_word_embeddings": True}
+        sizes: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": kinds, "tie_word_embeddings": True}
         write_hybrid(directory, family="qwen3_next", **sizes)
         return directory
 
