@@ -1,6 +1,6 @@
 """The model of a checkpoint as transformers makes it, and adapters on its linears, one for each row."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.targets import HEAD
+from lorad.adapters.targets import HEAD, leaf
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.hf.opening import auto_class, in_a_line, read_config, without_towers
 
@@ -91,7 +91,7 @@ class GenericModel:
 
     @classmethod
     def opened(
-        cls, directory: Path, dtype: torch.dtype, device: torch.device, names: Iterable[str]
+        cls, directory: Path, dtype: torch.dtype, device: torch.device, names: Collection[str]
     ) -> "GenericModel":
         """Load a checkpoint, without towers. Raises SpecError, see `_opened`.
 
@@ -188,7 +188,7 @@ def _opened(directory: Path, dtype: torch.dtype) -> Any:
     return without_towers(model)
 
 
-def _linears(model: Any, names: Iterable[str]) -> dict[str, nn.Linear]:
+def _linears(model: Any, names: Collection[str]) -> dict[str, nn.Linear]:
     """Find the linears behind names of the checkpoint: a class has prefixes of its own before its layers.
 
     Names without a linear behind them are left out, as those of layers that predict later tokens.
@@ -204,6 +204,6 @@ def _linears(model: Any, names: Iterable[str]) -> dict[str, nn.Linear]:
         if (place := name.partition("layers.")[2]) in inside and not name.startswith("mtp.")
     }
     head = model.get_output_embeddings()
-    if HEAD in {*names} and isinstance(head, nn.Linear):
-        linears[HEAD] = head
+    if isinstance(head, nn.Linear):
+        linears |= {name: head for name in names if leaf(name) == HEAD}
     return linears
