@@ -51,6 +51,14 @@ def test_ranks_compute_prompts_for_each_sample() -> None:
     assert one["keys and values"] == 8 * 26 * FACTS.cached * 4
 
 
+def test_fused_ranks_share_their_base_with_the_engine() -> None:
+    pair: dict[str, Any] = {"rollout": {"backend": "transformers"}, "trainer": {"backend": "fsdp"}}
+    fused, apart = parts(**pair), parts(**pair, pool={"mode": "resident"})
+    assert (fused["bases"], apart["bases"]) == (BASE, 2 * BASE)
+    assert fused["processes"] < apart["processes"]
+    assert "gathered weights" not in fused and "gaps in the heap" not in apart
+
+
 def test_servers_hold_slots_and_all_their_cache() -> None:
     sglang, vllm = (parts(rollout={"backend": backend}) for backend in ("sglang", "vllm"))
     slots = SERVER_SLOTS * 16 * FACTS.layers * 256 * 4
