@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from msgspec.structs import replace
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 
 from lorad.adapters.adapter import PEFT_PREFIX, Adapter
 from lorad.adapters.peft import CONFIG, WEIGHTS, outline, read_peft, write_fused, write_peft
-from lorad.adapters.readers import refuse_fused, refuse_interleaved, why_not
+from lorad.adapters.readers import refuse_fused, refuse_interleaved, taken_for_experts, why_not
 from lorad.adapters.targets import experts_of, match_modules
 from lorad.adapters.validate import validate
 from lorad.errors import AdapterRefused, SpecError
@@ -24,6 +25,7 @@ from tests.conformance.expert_adapters import ADAPTERS, BATCH, MOE, SHAPES, adap
 from tests.conformance.expert_weights import merge
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.models.bases import FAMILIES, write_base
 from tests.models.test_families import make_model
 
 WHOLE = ["experts", "all", "rslora", "low-rank-experts", "high-rank-experts", "low-rank-rslora"]
@@ -342,3 +344,28 @@ def test_slow_patterns_are_refused_at_once(tmp_path: Path) -> None:
     for table in ({"(x+x+)+y": 8}, {".*.*.*.*q": 8}, many):
         with pytest.raises(AdapterRefused, match="rank_pattern"):
             outline(changed(directory, rank_pattern=table))
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of what it does not find
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "granite4_moe"])
+def test_dense_linears_taken_for_experts_are_told(family: str, tmp_path: Path) -> None:
+    """PEFT itself shows whether each linear beside the experts gets what the adapter has for it."""
+    base, directory = tmp_path / "base", tmp_path / "adapter"
+    write_base(base, family)
+    directory.mkdir()
+    facts = read_facts(base)
+    linears = {name: shape for name, shape in facts.linears.items() if name != "lm_head"}
+    adapter = random_adapter(linears, 1)
+    write_peft(adapter, directory, str(base))
+    kind = getattr(transformers, FAMILIES[family][0])
+    model = PeftModel.from_pretrained(kind.from_pretrained(base), directory)
+    parameters = dict(model.named_parameters())
+    lost = [
+        name
+        for name in linears
+        if not any(
+            each.endswith(f"{name}.lora_B.default.weight") and p.any() for each, p in parameters.items()
+        )
+    ]
+    assert taken_for_experts(adapter.config, facts.model_type) == lost
+    assert bool(lost) == (family == "qwen3_next")

@@ -89,6 +89,13 @@ def test_uneven_targets_are_written_as_full_names(modules: tuple[str, ...], tmp_
     assert settings(tmp_path)["target_modules"] == sorted(modules)
 
 
+def test_targets_beside_towers_are_full_names(tmp_path: Path) -> None:
+    """A tower has linears with the same leaf names, some of which PEFT cannot adapt."""
+    modules = tuple(f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in range(2))
+    write_peft(random_adapter(dict.fromkeys(modules, (8, 8)), 1), tmp_path, "base")
+    assert settings(tmp_path)["target_modules"] == [*modules]
+
+
 def test_many_uneven_targets_are_read_back(tmp_path: Path) -> None:
     """A mixture whose first layer has no experts: the full names of all modules, compared one by one."""
     experts = [f"model.layers.{n}.mlp.experts.{e}.up_proj" for n in range(1, 12) for e in range(100)]

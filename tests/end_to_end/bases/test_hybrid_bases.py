@@ -99,6 +99,12 @@ def test_exported_version_begins_another_run(calm: tuple[World, dict[str, Any]],
     assert first.attested == "passed" and first.sha256 == last.sha256
 
 
+def test_merging_takes_no_names_of_linears() -> None:
+    with world() as made:
+        told = made.lorad("export", "calm@1", made.root / "merged", "--merge", "--names", "class", expect=2)
+    assert "--names class is not for --merge" in told.stderr
+
+
 def _logprobs(model: Any, prompt: list[int], tokens: list[int]) -> np.ndarray:
     """Return the log-probability of each token after a prompt, [tokens]."""
     ids = torch.tensor([prompt + tokens])
