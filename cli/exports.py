@@ -75,8 +75,8 @@ def _readers(config: "AdapterConfig", settings: Mapping[str, Any]) -> str:
     except LoradError:
         return ""
     if not config.experts:
-        if taken := taken_for_experts(config, facts.model_type):
-            return f"PEFT does not read it as it was trained: it takes {taken[0]} for experts{_MERGE}"
+        if linears := taken_for_experts(config, facts.model_type):
+            return f"PEFT does not read it as it was trained: it takes {linears[0]} for experts{_MERGE}"
         return ""
     reasons = why_not(config, {**facts.linears, **facts.experts}, facts.model_type)
     exact = ", ".join(name for name, why in reasons.items() if not why) or "nobody"
@@ -149,8 +149,8 @@ def _written(copy: _Copy, target: Path, write: Callable[[Path], dict[str, "FileF
 
     write_directory(target, write, copy.about)
     if "revision" in copy.settings:
-        its = _settings(target) | {"revision": copy.settings["revision"]}
-        amend(target, _CONFIG, json.dumps(its, indent=2, sort_keys=True).encode() + b"\n")
+        settings = _settings(target) | {"revision": copy.settings["revision"]}
+        amend(target, _CONFIG, json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n")
     return Exported(copy.exported.version, str(target), copy.exported.sha256)
 
 
@@ -266,10 +266,10 @@ def card(
         if value not in (None, ""):
             cell = str(value).replace("|", "\\|").replace("\n", " ")
             rows += f"| {key} | {cell} |\n"
-    what = "A base with a LoRA adapter merged into its weights" if is_merged else "A LoRA adapter"
+    kind = "A base with a LoRA adapter merged into its weights" if is_merged else "A LoRA adapter"
     return (
         f"---\n{safe_dump(header, sort_keys=False)}---\n\n"
-        f"# {exported.version}\n\n{what}, trained with lorad.\n\n"
+        f"# {exported.version}\n\n{kind}, trained with lorad.\n\n"
         f"| | |\n|---|---|\n{rows}\n## Loading it\n\n{loading}"
     )
 

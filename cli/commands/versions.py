@@ -116,8 +116,8 @@ def export(
     if push is None and (private or token_file):
         raise SpecError("--private and --token-file belong to --push", hint="Add --push ORG/NAME.")
     chosen = {"--merge": merge, f"--format {form}": form != "peft", f"--names {names}": names != "file"}
-    if len(both := [flag for flag, is_set in chosen.items() if is_set]) > 1:
-        raise SpecError(f"{both[1]} is not for {both[0]}", hint="Leave out one of them.")
+    if len(flags := [flag for flag, is_set in chosen.items() if is_set]) > 1:
+        raise SpecError(f"{flags[1]} is not for {flags[0]}", hint="Leave out one of them.")
     token = hub.read_token(token_file)
     client = Client()
     target = expanded(directory).absolute()

@@ -28,8 +28,8 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
     if model_type not in _FUSED:
         why = f"it was tried with {', '.join(_FUSED)}, not with {model_type or 'a model without a type'}"
         raise SpecError(why, key="--format", hint="Leave --format out, or export with --merge.")
-    if lost := taken_for_experts(config, model_type):
-        why = f"PEFT takes {lost[0]} for experts, because of its name, and leaves it as it is"
+    if linears := taken_for_experts(config, model_type):
+        why = f"PEFT takes {linears[0]} for experts, because of its name, and leaves it as it is"
         raise SpecError(why, key="--format", hint="Export with --merge, or serve it with lorad.")
 
 
@@ -54,8 +54,8 @@ def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str
     if not parts:
         if model_type not in _FUSED or model_type == _UNCONVERTED:
             reasons["PEFT"] = f"it does not convert experts of {model_type or 'this model'}"
-        elif lost := taken_for_experts(config, model_type):
-            reasons["PEFT"] = f"it takes {lost[0]} for experts"
+        elif linears := taken_for_experts(config, model_type):
+            reasons["PEFT"] = f"it takes {linears[0]} for experts"
         elif config.dropout:
             reasons["PEFT"] = "it takes no dropout on experts"
     for name, server in sorted(SERVERS.items()):

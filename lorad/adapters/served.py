@@ -74,8 +74,8 @@ def divided(adapter: Adapter, shapes: _Shapes, parts: Mapping[str, Parts]) -> Ad
         parent, _, last = module.rpartition(".")
         a, b = (adapter.tensors[f"{module}.lora_{half}.weight"] for half in "AB")
         part = parts.get(last, Parts((last,)))
-        rest = shapes[f"{parent}.{part.last}"][0] if part.last else len(b) // len(part.names)
-        each = (len(b) - rest) // max(1, len(part.names) - 1)
+        last_rows = shapes[f"{parent}.{part.last}"][0] if part.last else len(b) // len(part.names)
+        each = (len(b) - last_rows) // max(1, len(part.names) - 1)
         shares = np.split(b, [each * (number + 1) for number in range(len(part.names) - 1)])
         for name, share in zip(part.names, shares, strict=True):
             tensors[f"{parent}.{name}.lora_A.weight"] = a

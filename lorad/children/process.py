@@ -245,11 +245,11 @@ def _kill_writers(life: Life) -> bool:
     until they are gone, and those that were ending already. Returns False when there was none.
     """
     was_any = False
-    left: set[int] = set()
+    running: set[int] = set()
     deadline = time.monotonic() + KILL_SECONDS
-    while (left := _processes(life, left)) and time.monotonic() < deadline:
+    while (running := _processes(life, running)) and time.monotonic() < deadline:
         was_any = True
-        for pid in left:
+        for pid in running:
             with contextlib.suppress(ProcessLookupError, PermissionError), opened(pid) as pidfd:
                 if _writes_for(pid, life):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)

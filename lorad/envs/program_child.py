@@ -117,9 +117,12 @@ async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, An
     """Play an episode and leave none of its tasks behind, which would go on beside others."""
     tasks = set[asyncio.Future[Any]]()
     _TASKS.set(tasks)
+    answer: dict[str, Any]
     try:
         value, error = await within(setup.timeout, outcome(program))
-        answer = _failure(setup, error) if error else _answer(value)
+        answer = {"error": describe(error, setup)} if error else _answer(value)
+        # what ends a process, or finds no memory, leaves one that is of no further use
+        answer["is_last"] = isinstance(error, MemoryError) or not isinstance(error, Exception | None)
     except TimeoutError:
         answer = {"error": f"it took {setup.timeout:g} s (env.episode_timeout)"}
     except (Exception, asyncio.CancelledError) as error:
@@ -147,11 +150,6 @@ def _answer(value: Any) -> dict[str, Any]:
             f"returned other metrics than {_MOST_METRICS} short names of letters, digits and _./- at most"
         )
     return {"reward": as_reward(reward), "metrics": {name: as_reward(metrics[name]) for name in metrics}}
-
-
-def _failure(setup: Any, error: BaseException) -> dict[str, Any]:
-    is_last = isinstance(error, MemoryError) or not isinstance(error, Exception)
-    return {"error": describe(error, setup), "is_last": is_last}
 
 
 if __name__ == "__main__":

@@ -217,8 +217,8 @@ class Grant:
         if name in self._nodes or not name.isprintable() or len(name) > _NAME:
             raise NotAllowed(f"a node says that its name is {name[:80]!r}, which is another's or none")
         if not len(granted.devices) == len({*granted.devices}) == self._setup.devices:
-            said = f"{name} says that it has {len(granted.devices)} devices"
-            raise NotAllowed(f"{said}, and {self._setup.devices} different ones were asked for")
+            words = f"{name} says that it has {len(granted.devices)} devices"
+            raise NotAllowed(f"{words}, and {self._setup.devices} different ones were asked for")
 
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]

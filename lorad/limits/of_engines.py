@@ -16,9 +16,11 @@ def _unserved_linears(s: BackendSetup) -> tuple[str, str, str, str] | None:
     leaves = {*map(leaf, s.adapter.modules)} if s.adapter else set()
     model_type = s.model.model_type if s.model else ""
     why, names = server.unserved.get(model_type, ("", ()))
-    left = sorted(leaves - server.takes(leaves, model_type))
-    of_type = f" of {model_type}: {why}" if {*left} <= {*names} else ""
-    return (", ".join(left), json.dumps(left), of_type, _takers(leaves, model_type)) if left else None
+    refused = sorted(leaves - server.takes(leaves, model_type))
+    of_type = f" of {model_type}: {why}" if {*refused} <= {*names} else ""
+    return (
+        (", ".join(refused), json.dumps(refused), of_type, _takers(leaves, model_type)) if refused else None
+    )
 
 
 def _foreign_model(s: BackendSetup) -> tuple[str, str] | None:

@@ -19,8 +19,8 @@ def read(body: bytes, how: Sampling) -> Chat:
     request = decoded(body)
     system = _text(request.pop("system", None) or "", "system")
     own = [{"role": "system", "content": system}] if system else []
-    said = request.pop("messages", None)
-    if not isinstance(said, list) or not all(isinstance(message, dict) for message in said):
+    turns = request.pop("messages", None)
+    if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
         raise Refusal("messages: give a list of messages, each with a role and content.", "messages")
     chat = {key: value for key, value in request.items() if key not in _IGNORED}
     chat["stop"] = chat.pop("stop_sequences", None)
@@ -28,7 +28,7 @@ def read(body: bytes, how: Sampling) -> Chat:
     if isinstance(choice, dict):
         chat["tool_choice"] = choice.get("type")
     tools = [*map(_tool, chat.pop("tools", None) or [])]
-    messages = [part for message in said for part in _messages(message)]
+    messages = [part for message in turns for part in _messages(message)]
     return chat_of({**chat, "messages": [*own, *messages], "tools": tools}, how)
 
 

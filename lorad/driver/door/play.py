@@ -186,7 +186,7 @@ def _sample(
     if rows.prompt is not None:
         text, tokens = rows.prompt
         example = changed(example, prompt=text, tokens=tokens)
-    kept = Episode(task, turns, end, played.metrics, played.error)
+    episode = Episode(task, turns, end, played.metrics, played.error)
     return Sample(
         example=example,
         index=index,
@@ -194,9 +194,9 @@ def _sample(
         tokens=rows.tokens,
         logprobs=rows.logprobs,
         finish="length" if end in ("length", "tokens") else "stop",
-        text=kept.text,
+        text=episode.text,
         sampled=rows.sampled,
-        episode=kept,
+        episode=episode,
         forks=rows.forks,
         routes=rows.routes.tokens,
         prompt_routes=rows.routes.prompts,

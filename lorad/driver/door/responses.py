@@ -26,8 +26,9 @@ def read(body: bytes, how: Sampling) -> Chat:
     request = decoded(body)
     if request.get("previous_response_id") or request.get("conversation"):
         raise Refusal("Nothing is stored: give all that was said as input.", "previous_response_id")
-    said = request.pop("input", None)
-    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    items = request.pop("input", None)
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise Refusal("input: give a text, or a list of items.", "input")
     instructions = request.pop("instructions", None)
@@ -42,20 +43,20 @@ def read(body: bytes, how: Sampling) -> Chat:
 
 def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the messages of a chat; what the model said and the calls behind it are one."""
-    said: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     for item in items:
         kind = item.get("type", "message")
         if kind == "reasoning":
             continue
         if kind == "function_call":
-            said = said or {"role": "assistant", "content": None}
+            answer = answer or {"role": "assistant", "content": None}
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
-            said.setdefault("tool_calls", []).append(call)
+            answer.setdefault("tool_calls", []).append(call)
             continue
-        if said is not None:
-            yield said
-            said = None
+        if answer is not None:
+            yield answer
+            answer = None
         if kind == "function_call_output":
             output = _text(item.get("output"), "input")
             yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
@@ -63,13 +64,13 @@ def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             role = _ROLES.get(str(item.get("role")), item.get("role"))
             message = {"role": role, "content": _text(item.get("content"), "input")}
             if role == "assistant":
-                said = message
+                answer = message
             else:
                 yield message
         else:
             raise Refusal(f"input: the door of an episode has no {kind}.", "input")
-    if said is not None:
-        yield said
+    if answer is not None:
+        yield answer
 
 
 def _text(content: Any, param: str) -> Any:

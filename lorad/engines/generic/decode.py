@@ -40,7 +40,7 @@ class _Cohort:
 
     def __init__(self, model: GenericModel, groups: Sequence[SampleGroup]) -> None:
         self.model = model
-        self.samples = [one for group in groups for one in group.samples]
+        self.samples = [sample for group in groups for sample in group.samples]
         self.calls = [group.call for group in groups for _ in group.samples]
         owner = [number for number, group in enumerate(groups) for _ in group.samples]
         device = model.device
@@ -69,7 +69,7 @@ class _Cohort:
     def step(self) -> None:
         """Feed the last token of each sample and draw the next."""
         device = self.model.device
-        tokens = torch.tensor([[one.tokens[-1]] for one in self.samples], device=device)
+        tokens = torch.tensor([[sample.tokens[-1]] for sample in self.samples], device=device)
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         logits = self.model.forward(
             [_rows_of(call) for call in self.calls],
@@ -84,9 +84,9 @@ class _Cohort:
 
     def _take(self, logits: Tensor) -> None:
         """Draw a token for each sample, and let go of the rows of those that ended."""
-        samplings = [one.sampling for one in self.samples]
-        seeds = keys_of(np.array([one.seed for one in self.samples], np.uint64))
-        counts = torch.tensor([len(one.tokens) for one in self.samples])
+        samplings = [sample.sampling for sample in self.samples]
+        seeds = keys_of(np.array([sample.seed for sample in self.samples], np.uint64))
+        counts = torch.tensor([len(sample.tokens) for sample in self.samples])
         device = logits.device
         tokens, logprobs = sample(
             logits,
@@ -96,7 +96,7 @@ class _Cohort:
             Steps.of(samplings),
         )
         drawn = zip(self.samples, tokens.tolist(), logprobs.tolist(), strict=True)
-        self._keep([row for row, (one, token, logprob) in enumerate(drawn) if one.push(token, logprob)])
+        self._keep([row for row, (grown, token, logprob) in enumerate(drawn) if grown.push(token, logprob)])
 
     def drop_aborted(self) -> None:
         self._keep([row for row, call in enumerate(self.calls) if not call.aborted])
@@ -134,7 +134,7 @@ class GenericBatch:
 
     @property
     def samples(self) -> list[Sample]:
-        return [one for cohort in self.cohorts for one in cohort.samples]
+        return [sample for cohort in self.cohorts for sample in cohort.samples]
 
     def run(self, seconds: float) -> list[Report]:
         """Work for about so long, one step at least."""
@@ -177,7 +177,7 @@ class GenericBatch:
         forward has no more than `_PREFILL_TOKENS` of their prompts.
         """
         running = self.samples
-        left = self.max_rows - len(running)
+        rows = self.max_rows - len(running)
         cached = sum(cohort.mask.shape[1] * len(cohort.samples) for cohort in self.cohorts)
         to_come = sum(growing.sampling.max_new_tokens - len(growing.tokens) for growing in running)
         tokens = self.most_tokens - cached - to_come
@@ -188,17 +188,17 @@ class GenericBatch:
         while self.pending:
             group = self.pending[0]
             longest = max(longest, len(group.tokens) + group.call.sampling.max_new_tokens)
-            room = min(left, tokens // longest) - count
+            room = min(rows, tokens // longest) - count
             if not running and not admitted:
                 room = max(room, 1)
             longest_prompt = max(longest_prompt, len(group.tokens))
             is_full = bool(admitted) and (len(admitted) + 1) * longest_prompt > _PREFILL_TOKENS
             if room < 1 or is_full:
                 break
-            first, rest = group.split(room)
+            first, others = group.split(room)
             admitted.append(first)
             count += len(first.samples)
-            self.pending[:1] = [rest] if rest.samples else []
+            self.pending[:1] = [others] if others.samples else []
         return admitted
 
 

@@ -271,8 +271,8 @@ class TransformersEngine(Engine):
         """Do nothing: this engine never sleeps."""
 
     async def health(self) -> EngineHealth:
-        samples = [one for call in self._calls for one in call.samples if one.finish is None]
-        running = sum(bool(one.tokens) for one in samples)
+        samples = [sample for call in self._calls for sample in call.samples if sample.finish is None]
+        running = sum(bool(sample.tokens) for sample in samples)
         since = time.monotonic() - _RATE_SECONDS
         return EngineHealth(
             alive=not self._closed,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.targets import HEAD, leaf
+from lorad.adapters.targets import HEAD, leaf, renamed
 from lorad.errors import AdapterRefused, SpecError
 from lorad.models.hf.opening import auto_class, in_a_line, read_config, without_towers
 
@@ -191,18 +191,10 @@ def _opened(directory: Path, dtype: torch.dtype) -> Any:
 def _linears(model: Any, names: Collection[str]) -> dict[str, nn.Linear]:
     """Find the linears behind names of the checkpoint: a class has prefixes of its own before its layers.
 
-    Names without a linear behind them are left out, as those of layers that predict later tokens.
+    Names without a linear behind them are left out. Raises SpecError as `renamed` does.
     """
-    inside: Mapping[str, nn.Linear] = {
-        name.partition("layers.")[2]: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and "layers." in name
-    }
-    linears = {
-        name: inside[place]
-        for name in names
-        if (place := name.partition("layers.")[2]) in inside and not name.startswith("mtp.")
-    }
+    inside = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linears = {name: inside[own] for name, own in renamed(names, inside).items() if own in inside}
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear):
         linears |= {name: head for name in names if leaf(name) == HEAD}

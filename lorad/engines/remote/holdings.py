@@ -129,9 +129,9 @@ class Holdings:
     async def clear_up(self) -> None:
         """Unload what was let go while the servers slept."""
         async with self.changing:
-            left = self._left
+            discarded = self._left
             self._left = []
-            for version in left:
+            for version in discarded:
                 await self._discard(version)
 
     def close(self) -> None:

@@ -44,12 +44,12 @@ def by_chunks(tokens: RuleInputs, state: Tensor, chunk: int) -> tuple[Tensor, Te
     values, keys = solved.split([v.shape[-1], dim], -1)
     q = q * total.exp()[..., None]
     k = k * (total[..., -1:] - total).exp()[..., None]
-    left = total[..., -1].exp()[..., None, None]
+    decays = total[..., -1].exp()[..., None, None]
     outs = []
     for number in range(q.shape[2]):
         corrections = values[:, :, number] - keys[:, :, number] @ state
         outs.append(q[:, :, number] @ state + inner[:, :, number] @ corrections)
-        state = state * left[:, :, number] + k[:, :, number].mT @ corrections
+        state = state * decays[:, :, number] + k[:, :, number].mT @ corrections
     return torch.cat(outs, 2)[:, :, :time], state
 
 

@@ -52,7 +52,7 @@ class States:
         """Return a copy of a slot, see `restore`."""
         return [part[slot].clone() for state in self.layers.values() for part in state]
 
-    def restore(self, slot: int, kept: Sequence[torch.Tensor]) -> None:
+    def restore(self, slot: int, copies: Sequence[torch.Tensor]) -> None:
         parts = [part for state in self.layers.values() for part in state]
-        for part, copy in zip(parts, kept, strict=True):
+        for part, copy in zip(parts, copies, strict=True):
             part[slot] = copy

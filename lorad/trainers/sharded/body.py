@@ -51,12 +51,12 @@ class BodySettings(Struct, frozen=True, kw_only=True):
 
     def backend_setup(self, trainer: str) -> BackendSetup:
         """Return what the limits of a trainer are about, as its ranks are started; call it in a rank."""
-        asked = structs.asdict(self)
-        del asked["whole"]
+        fields = structs.asdict(self)
+        del fields["whole"]
         return BackendSetup(
             trainer=trainer,
             dp=max(1, dist.get_world_size() // (self.tp * self.pp * self.cp)),
-            **{**asked, "model": read_facts(Path(self.model))},
+            **{**fields, "model": read_facts(Path(self.model))},
         )
 
 
