@@ -26,6 +26,13 @@ pytestmark = pytest.mark.system
 
 _FEW = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}
 _FAR = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 FAMILIES = {
     "qwen3": config(),
     "qwen3_moe": mixture(),
@@ -62,6 +69,10 @@ FAMILIES = {
         sliding_window=48,
         layer_types=["sliding_attention", "full_attention"],
         **_FEW,
+    ),
+    "qwen3_5": config("Qwen3_5ForCausalLM", "qwen3_5_text", **_HYBRID),
+    "qwen3_next": config(
+        "Qwen3NextForCausalLM", "qwen3_next", shared_expert_intermediate_size=64, **_HYBRID, **EXPERTS
     ),
 }
 CAPTURED = {"qwen3", "llama", "qwen2", "tied heads"}

@@ -33,8 +33,9 @@ def by_chunks(tokens: RuleInputs, state: Tensor, chunk: int) -> tuple[Tensor, Te
         F.pad(part, (0, 0, 0, more)).view(rows, heads, -1, chunk, part.shape[-1]) for part in tokens[:3]
     )
     g, beta = (F.pad(part, (0, more)).view(rows, heads, -1, chunk) for part in tokens[3:])
-    total = g.cumsum(-1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    ones = torch.ones(chunk, chunk, device=q.device)
+    total = g @ ones.triu()  # up to each token: a GPU's cumsum does not repeat its bits
+    later = ones.triu(1) > 0
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     inner = (q @ k.mT) * decay
     k_beta = k * beta[..., None]
