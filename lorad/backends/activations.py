@@ -20,9 +20,9 @@ _DROPOUT = 0.7
 """What a pass keeps for its backward, in sizes of the inputs and outputs of its linears: measured as 1.15
 (builtin) and 1.1 to 1.3 (transformers with PEFT); with dropout, which keeps its masks and what it made of the
 inputs, 0.65 more; with DoRA, which keeps the outputs, 0.5 (builtin), for which the same is set aside."""
-_RECURRED = 8 * 4
+_RECURRED = 10 * 4
 """Bytes that the backward of one gated delta net makes again for each number of a token that it reads and
-writes: measured as 6.5 to 8 float32 in runs of 16 to 256 tokens. No other layer's are there at that time."""
+writes: measured as 7 to 10 float32 in runs of 16 to 300 tokens. No other layer's are there at that time."""
 
 
 class _TokenBytes(NamedTuple):

@@ -1,6 +1,7 @@
 """Gated delta nets beside gated attention, as in Qwen3.5 and Qwen3-Next, against transformers and PEFT."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from lorad.backends.activations import kept
 from lorad.errors import SpecError
-from lorad.models.base import Base
-from lorad.models.config import parse_config
+from lorad.models.base import Base, Delta
+from lorad.models.config import DeltaConfig, parse_config
 from lorad.models.decoder import hidden, logits
+from lorad.models.delta.net import Net
 from lorad.models.delta.states import bytes_per_row
 from lorad.models.directory import linear_shapes, read_config
 from lorad.models.facts import read_facts
@@ -179,6 +182,25 @@ def test_rounded_linears_are_those_of_a_rounded_checkpoint(
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     rounded = load_base(directory, torch.float32, CPU, form)
     assert (lean(rounded, some_ids()) - scores(of_transformers(tmp_path))).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("time", [16, 64, 300])
+def test_what_a_net_makes_again_is_foreseen(directory: Path, time: int) -> None:
+    sizes = DeltaConfig(frozenset({0}), 4, 8, 64, 64, 4)
+    weights = Delta(torch.randn(sizes.mixed, 4), -torch.rand(8), torch.randn(8), torch.ones(64))
+    net = Net(sizes, weights, 1e-6)
+    x = torch.randn(2, time, net.fed, requires_grad=True)
+    held: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        net.run(x, net.nothing(x))
+    facts = replace(read_facts(directory), recurred=sizes.mixed + sizes.values)
+    foreseen = kept(facts, 4).recomputed - kept(replace(facts, recurred=0), 4).recomputed
+    assert foreseen / 2 < sum(held.values()) / (2 * time) < foreseen
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
