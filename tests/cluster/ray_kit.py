@@ -98,7 +98,7 @@ class Cluster:
         """Run a command of Ray on the head, to its end; returns its exit code and output."""
         env, out = {**os.environ, **self._env}, subprocess.PIPE
         with self.home.start(_ray(), *arguments, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
-            said, _ = process.communicate(timeout=300)
+            said, _ = process.communicate(timeout=1800)
         return process.returncode, said
 
     def asked_of_ray(self, code: str) -> Any:

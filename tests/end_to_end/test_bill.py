@@ -48,11 +48,11 @@ def billed() -> Iterator[World]:
         os.kill(made.client.status().pid, signal.SIGKILL)
         made.lorad("daemon", "start")
         for name in LONGER:
-            made.until(partial(_is_back, made, name), f"{name} takes steps again", seconds=180.0)
+            made.until(partial(_is_back, made, name), f"{name} takes steps again")
             made.client.stop(name)
         assert {made.over(name).reason for name in LONGER} == {"stopped"}
         for name in RUNS[len(LONGER) :]:
-            made.completed(name, seconds=180.0)
+            made.completed(name)
         yield made
 
 

@@ -26,6 +26,8 @@ from tests.kit.warm.processes import CLIENT as WARM
 
 REPOSITORY = Path(__file__).parents[2]
 COLD = (sys.executable,)
+# Seconds until what a test waits for counts as hung: on a slow machine a server takes ten minutes to start.
+PATIENCE = 1800.0
 
 # Small and quick: 4 prompts x 4 samples.
 SMALL = """
@@ -59,7 +61,7 @@ class World:
             cwd=self.root,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE,
         )
         assert done.returncode == expect, (
             f"lorad {arguments} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
@@ -95,7 +97,9 @@ class World:
         assert over.reason == "completed", over
         return over
 
-    def until(self, true: Callable[[], Any], what: str, seconds: float = 90.0, every: float = 0.02) -> Any:
+    def until(
+        self, true: Callable[[], Any], what: str, seconds: float = PATIENCE, every: float = 0.02
+    ) -> Any:
         """Poll until `true()` is; what it gave."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -107,7 +111,7 @@ class World:
     def reached(self, run: str, step: int) -> Any:
         return self.until(lambda: self.client.show(run).step >= step, f"{run} at step {step}")
 
-    def strike(self, run: str, role: str, step: int, seconds: float = 90.0) -> None:
+    def strike(self, run: str, role: str, step: int, seconds: float = PATIENCE) -> None:
         """Kill the driver or the pool of a run's first attempt as soon as its journal has a step.
 
         Nothing asks the daemon, which may be so far behind that a short run would be over.
@@ -122,7 +126,7 @@ class World:
         assert status is not None
         os.kill(status["pid"], signal.SIGKILL)
 
-    def over(self, run: str, seconds: float = 90.0) -> RunDetails:
+    def over(self, run: str, seconds: float = PATIENCE) -> RunDetails:
         def look() -> RunDetails | None:
             shown = self.client.show(run)
             return shown if shown.state in ("ended", "paused") else None
@@ -131,7 +135,7 @@ class World:
         found: RunDetails = self.until(look, f"{run} is over", seconds, every=0.1)
         return found
 
-    def completed(self, run: str, seconds: float = 90.0) -> RunDetails:
+    def completed(self, run: str, seconds: float = PATIENCE) -> RunDetails:
         """Wait for the run's end; one that did not complete fails with its detail and its logs."""
         shown = self.over(run, seconds)
         if shown.reason != "completed":

@@ -63,4 +63,4 @@ def steps_of(made: World, attempt: int) -> list[int]:
 
 def reached(made: World, attempt: int, step: int) -> None:
     what = f"attempt {attempt} at step {step}"
-    made.until(lambda: max(steps_of(made, attempt), default=0) >= step, what, seconds=180)
+    made.until(lambda: max(steps_of(made, attempt), default=0) >= step, what)

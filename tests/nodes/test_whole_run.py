@@ -24,7 +24,7 @@ def test_kills_of_a_spread_run_change_nothing() -> None:
         os.kill((read_status(life(made)) or {})["pid"], signal.SIGKILL)
         reached(made, 2, 6)
         os.kill(granted(made).nodes[1].pid, signal.SIGKILL)
-        over = made.completed(NAME, seconds=240)
+        over = made.completed(NAME)
         assert over.attempt == 3
         assert made.facts(NAME) == expected
         placed = [r.data for r, _ in read(made.home.run(NAME).journal) if r.kind == "placed"]
@@ -45,7 +45,7 @@ def test_a_run_leaves_a_node_after_its_step() -> None:
         start(made, 20)
         reached(made, 1, 3)
         os.kill(granted(made).nodes[1].pid, signal.SIGTERM)
-        over = made.completed(NAME, seconds=240)
+        over = made.completed(NAME)
         assert (over.attempt, over.attempts[0].reason) == (2, "stopped")
         assert [*steps_of(made, 1), *steps_of(made, 2)] == [*range(1, 21)]
         assert made.facts(NAME) == expected

@@ -65,7 +65,7 @@ def slow(prompt, completion, answer):
 
 def finished(made: World, name: str, kind: str, spec: str, *overrides: str) -> RunDetails:
     made.lorad("run", made.spec(spec), f"rollout.backend={kind}", *overrides, "--name", name, "--detach")
-    return made.completed(name, seconds=3000)
+    return made.completed(name)
 
 
 @pytest.fixture(scope="module")

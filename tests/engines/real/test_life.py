@@ -22,7 +22,7 @@ from tests.engines.real.places import busy, opened, python_of
 from tests.kit.fakes.random_adapters import Shapes, random_adapter
 
 WHOLE = Sampling(max_new_tokens=100, stream=False)
-RESTART_SECONDS = 600.0  # a server takes a minute of processor, of which a busy machine gives little
+RESTART_SECONDS = 1800.0  # a server takes a minute of processor, of which a busy machine gives little
 
 
 async def load(engine: Engine, name: str, shapes: Shapes, seed: int) -> None:

@@ -15,7 +15,7 @@ from tests.kit import pool_kit
 from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool, until
 
 HOSTS = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2, 3))
-START_SECONDS = 500.0
+START_SECONDS = 1800.0
 
 
 def split(kind: str) -> dict[str, Any]:

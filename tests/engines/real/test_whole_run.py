@@ -40,7 +40,7 @@ def kill_server(made: World, run: str, kind: str) -> None:
 
 
 def reached(made: World, run: str, step: int) -> None:
-    made.until(lambda: made.client.show(run).step >= step, f"{run} at step {step}", seconds=420)
+    made.until(lambda: made.client.show(run).step >= step, f"{run} at step {step}")
 
 
 UNTIL_IT_LEARNED = (30, 6, 12)
@@ -58,7 +58,7 @@ def test_run_outlives_its_server(kind: str) -> None:
         reached(made, "sorter", 2)
         kill_server(made, "sorter", kind)
         reached(made, "sorter", 5)
-        shown = made.completed("sorter", seconds=420)
+        shown = made.completed("sorter")
         assert len(shown.attempts) == 1, "the loss of a server must not end the run"
         assert {version.attested for version in made.client.adapters("sorter")} == {"passed"}
         assert "lora" in made.lorad("logs", "sorter", "--of", "engine").stdout.lower()
@@ -81,7 +81,7 @@ def test_run_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
         assert made.over("sorter").reason == "lost"
         made.lorad("resume", "sorter", "--detach")
         reached(made, "sorter", whole)
-        shown = made.over("sorter", seconds=420)
+        shown = made.over("sorter")
         assert (shown.reason, shown.step) == ("completed", whole), shown
         assert (shown.eval_last or 0.0) >= 0.8, shown
         versions = made.client.adapters("sorter")
@@ -97,7 +97,7 @@ def test_demo_of_experts_is_always_attested(kind: str) -> None:
     with world() as made:
         configure(made, kind)
         made.lorad("run", MOE_DEMO, f"rollout.backend={kind}", *FEW, "--name", "moe", "--detach")
-        made.completed("moe", seconds=420)
+        made.completed("moe")
         versions = made.client.adapters("moe")
         assert len(versions) == 5 and {version.attested for version in versions} == {"passed"}
         config = json.loads((Path(versions[-1].path or "") / CONFIG).read_bytes())
@@ -111,7 +111,7 @@ def test_experts_that_a_server_drops_are_noticed(kind: str) -> None:
     with world() as made:
         configure(made, kind, engine="tests.engines.real.forgetful:ForgetsExperts")
         made.lorad("run", MOE_DEMO, f"rollout.backend={kind}", *FEW, "--name", "moe", "--detach")
-        shown = made.over("moe", seconds=420)
+        shown = made.over("moe")
         assert shown.reason == "attestation_failed" and shown.step <= 1, shown
 
 
@@ -125,7 +125,7 @@ def test_rslora_on_one_target_is_always_attested(kind: str) -> None:
         made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
         reached(made, "sorter", 2)
         kill_server(made, "sorter", kind)
-        made.completed("sorter", seconds=420)
+        made.completed("sorter")
         made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
         for version in (*made.client.adapters("sorter"), *made.client.adapters("more")):
             assert version.attested == "passed", version

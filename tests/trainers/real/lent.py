@@ -13,7 +13,7 @@ from lorad.protocol.calls import TrainerVerb
 from lorad.trainers.base import Trainer, TrainerCapabilities
 
 T = TypeVar("T")
-START_SECONDS = 240.0
+START_SECONDS = 1800.0
 
 Start = Callable[[], Coroutine[Any, Any, Trainer]]
 

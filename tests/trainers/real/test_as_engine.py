@@ -31,7 +31,7 @@ def test_ranks_send_tokens_where_the_engine_did(dtype: str) -> None:
     with world() as made:
         how = ("trainer.backend=fsdp", "trainer.dp=2", f"model.dtype={dtype}", "rollout.routes=record")
         made.lorad("run", MOE_DEMO, *how, *FEW, "--name", "moe", "--detach")
-        made.completed("moe", seconds=420)
+        made.completed("moe")
         metrics = [step.metrics for step in made.client.steps("moe")]
         assert len(metrics) == 3 and {m["routes_unknown"] for m in metrics} == {0.0}
         differ = max(m["routes_differ"] or 0.0 for m in metrics)

@@ -37,7 +37,7 @@ def ranks(megatron_python: str, tmp_path_factory: pytest.TempPathFactory) -> dic
         for world, rank in places
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=300)[0] for process in running]
+        said = [process.communicate(timeout=1800)[0] for process in running]
     finally:
         for process in running:
             process.kill()

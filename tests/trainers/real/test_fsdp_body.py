@@ -71,7 +71,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Facts]]:
         for rank, world in places
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=300)[0] for process in running]
+        said = [process.communicate(timeout=1800)[0] for process in running]
     finally:
         for process in running:
             process.kill()

@@ -44,7 +44,7 @@ def told(directory: Path, case: Case, python: str) -> list[dict[str, Any]]:
         for rank in range(world)
     ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+        said = [rank.communicate(timeout=1800)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

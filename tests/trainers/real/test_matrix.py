@@ -97,7 +97,7 @@ def test_a_run_replays_routes_on_ranks(made: World, trainer: str, dtype: str) ->
     few = "trainer.steps=4", "attest.amplified_every=1"
     flags = (*LORA, "--trainer", trainer, "--rollout", "builtin")
     made.lorad("run", made.spec(SPEC), *how, *few, *flags, "--name", "moe", "--detach")
-    made.completed("moe", seconds=420)
+    made.completed("moe")
     steps = made.client.steps("moe")
     assert {step.metrics["routes_unknown"] for step in steps} == {0.0}
     differ = max(step.metrics["routes_differ"] or 0.0 for step in steps)
@@ -117,7 +117,7 @@ def reached(made: World, step: int) -> None:
         shown = made.client.show("cell")
         return bool(shown.step >= step or shown.state == "ended")
 
-    made.until(look, f"step {step}", seconds=420)
+    made.until(look, f"step {step}")
     shown = made.client.show("cell")
     assert shown.step >= step, shown.detail
 

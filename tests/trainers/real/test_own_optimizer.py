@@ -32,7 +32,7 @@ def run_ranks(python: str, directory: Path, world: int) -> None:
         )
         for rank in range(world)
     ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    said = [rank.communicate(timeout=1800)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, said
 
 

@@ -16,7 +16,7 @@ FAULTS = "tests.engines.real.hybrids.faults"
 
 def fails(made: World, words: str) -> None:
     """The first version that learned fails, and nobody samples from it."""
-    shown = made.over("hybrid", seconds=420)
+    shown = made.over("hybrid")
     assert shown.reason == "attestation_failed" and shown.step == 0, shown
     assert words in (shown.detail or "") and "nothing was sampled from it" in (shown.detail or "")
     assert made.client.steps("hybrid") == []
@@ -56,6 +56,6 @@ def test_what_changes_no_text_is_mute(kind: str) -> None:
         write_peft(random_adapter(linears, 1, rank=16), made.root / "adapter", str(base))
         begin = f"lora.adapter_path={made.root / 'adapter'}"
         start(made, kind, "qwen3_5", begin, engine=f"{FAULTS}:OtherNames")
-        made.completed("hybrid", seconds=420)
+        made.completed("hybrid")
         for version in made.client.adapters("hybrid"):
             assert version.attested == "passed" and "it changes nothing yet" in version.attestation
