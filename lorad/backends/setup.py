@@ -181,7 +181,7 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
     for.
 
     experts: linears of experts that the engine serves adapters on.
-    Raises SpecError when there are none.
+    Raises SpecError when there are none in its layers.
     """
     everything = {**linears, **(experts or {})}
     if trainer != "megatron":
@@ -191,9 +191,9 @@ def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -
         for name, shape in everything.items()
         if name == HEAD or (_MEGATRON_LAYER.fullmatch(name) and leaf(name) in _MEGATRON_LEAVES)
     }
-    if not targets:
+    if targets.keys() <= {HEAD}:
         raise SpecError(
-            f"megatron can adapt no linear of the model (it has {next(iter(linears), 'none')})",
+            f"megatron can adapt no linear of the model's layers (it has {next(iter(linears), 'none')})",
             key="trainer.backend",
             hint="It needs layers named like Llama's (model.layers.0.self_attn.q_proj). Use "
             "trainer.backend: fsdp.",

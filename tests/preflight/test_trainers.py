@@ -561,11 +561,12 @@ def test_on_gpus_megatron_needs_transformer_engine_too(install: Any) -> None:
         installed_versions("megatron", python, gpu=True)
 
 
-def test_megatron_refuses_a_model_without_known_linears() -> None:
+@pytest.mark.parametrize("others", [{}, {"lm_head": (128, 4)}])
+def test_megatron_refuses_a_model_without_known_linears(others: dict[str, tuple[int, int]]) -> None:
     with pytest.raises(
-        SpecError, match=r"megatron can adapt no linear of the model \(it has bert\.query\)"
+        SpecError, match=r"megatron can adapt no linear of the model's layers \(it has bert\.query\)"
     ) as refused:
-        targets_of("megatron", {"bert.query": (4, 4)})
+        targets_of("megatron", {"bert.query": (4, 4)} | others)
     assert "fsdp" in refused.value.hint
 
 

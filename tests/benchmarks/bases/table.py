@@ -7,6 +7,7 @@ with which this exits.
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _PATHS = {
     "fsdp x vllm": ("fsdp", "vllm"),
     "fsdp x sglang": ("fsdp", "sglang"),
     "builtin": ("builtin", "builtin"),
-    "megatron": ("megatron", "builtin"),
+    "megatron x transformers": ("megatron", "transformers"),
 }
 _ROUNDING = 1e-4
 _LEAST = 1e-3  # that a trained adapter moves a log-probability
@@ -44,11 +45,16 @@ checkpoint: {every: 3}
 """
 
 
-def cell(made: World, family: str, path: str) -> str:
-    """Check a family on a path, and run it where it is not refused. Raises AssertionError for a failure."""
+def cell(made: World, family: str, path: str, excluded: str = "") -> str:
+    """Check a family on a path, and run it. A refused one is tried without the linears that its remedy names.
+
+    Raises AssertionError for a failure.
+    """
     trainer, engine = _PATHS[path]
     base = made.root / family
-    on = (f"model.path={base}", f"trainer.backend={trainer}", f"rollout.backend={engine}")
+    on = [f"model.path={base}", f"trainer.backend={trainer}", f"rollout.backend={engine}"]
+    if excluded:
+        on.append(f"lora.exclude_modules=[{excluded}]")
     spec = made.spec(_SPEC)
     begun = time.monotonic()
     try:
@@ -58,7 +64,9 @@ def cell(made: World, family: str, path: str) -> str:
         seconds = (time.monotonic() - begun) / 2  # it was asked twice
         lines = [line for line in told.splitlines() if line.startswith("error: ")]
         assert lines, f"it was refused without a reason: {told}"
-        return f"refused in {seconds:.0f} s: {lines[0].removeprefix('error: ').replace(f'{base}', 'BASE')}"
+        refusal = f"refused in {seconds:.0f} s: {lines[0].removeprefix('error: ').replace(f'{base}', 'BASE')}"
+        remedy = re.search(r"lora\.exclude_modules: \[(.*?)\]", told)
+        return f"{refusal}; without them {cell(made, family, path, remedy[1])}" if remedy else refusal
     name = f"{family}-{trainer}-{engine}".replace("_", "-")
     made.lorad("run", spec, *on, "--name", name, "--wait")
     run = made.client.show(name)
@@ -82,7 +90,11 @@ def _error(made: World, family: str, run: str) -> float:
         assert sample.version == f"{run}@2"
         texts.append((tokenizer(sample.prompt)["input_ids"], sample.tokens, np.array(sample.logprobs)))
     before = [_logprobs(base, prompt, tokens) for prompt, tokens, _ in texts]
-    model, _ = put_on_peft(base, adapter.config, adapter.tensors)
+    if any(".experts." in module for module in adapter.config.modules):  # PEFT has no place for them
+        made.lorad("export", f"{run}@2", made.root / f"{run}-merged", "--merge")
+        model = kind.from_pretrained(made.root / f"{run}-merged", dtype=torch.float32).eval()
+    else:
+        model, _ = put_on_peft(base, adapter.config, adapter.tensors)
     after = [_logprobs(model, prompt, tokens) for prompt, tokens, _ in texts]
     moved = max(float(np.abs(a - b).max()) for a, b in zip(after, before, strict=True))
     assert moved > _LEAST, f"the adapter moves log-probabilities by {moved:.1e} alone"
@@ -96,6 +108,22 @@ def _logprobs(model: object, prompt: list[int], tokens: list[int]) -> np.ndarray
         logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     values: np.ndarray = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
     return values
+
+
+def render(rows: list[list[str]]) -> str:
+    """Return the table in Markdown, with each reason for a refusal once below it."""
+    reasons: dict[str, int] = {}
+
+    def numbered(refusal: re.Match[str]) -> str:
+        return f"refused ({reasons.setdefault(refusal[1], len(reasons) + 1)})"
+
+    lines = [" | ".join(rows[0]), " | ".join(["---"] * len(rows[0]))]
+    for family, kind, *cells in rows[1:]:
+        texts = [text.replace(kind.strip("`"), "CLASS").replace(f"of {family}", "of it") for text in cells]
+        cells = [re.sub(r"refused in \d+ s: ([^;]+)", numbered, text) for text in texts]
+        lines.append(" | ".join([family, kind, *cells]))
+    table = "\n".join(f"| {line} |" for line in lines)
+    return "\n".join([table, "", *(f"{number}. {reason}" for reason, number in reasons.items())])
 
 
 def main() -> None:
@@ -125,8 +153,7 @@ def main() -> None:
                     row.append(f"FAILED: {' '.join(str(error).split())[-300:]}")
         print(" | ".join(row), flush=True)
         rows.append(row)
-    lines = [f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]]
-    table = "\n".join(lines)
+    table = render(rows)
     print(f"\n{table}")
     if args.page and not failures:
         text = args.page.read_text()
