@@ -136,6 +136,12 @@ def test_linears_of_delta_nets_are_found_by_sglang() -> None:
     assert flags()["lora-target-modules"] == ["q_proj", "v_proj"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_states_between_tokens_have_the_dtype_of_the_base(dtype: str) -> None:
+    settings = msgspec.structs.replace(SETTINGS, dtype=dtype)
+    assert SglangDialect().environment(settings)["SGLANG_MAMBA_CONV_DTYPE"] == dtype
+
+
 def mended(**changes: Any) -> set[str]:
     """What launch.py is told to make up for."""
     told = SglangDialect().environment(msgspec.structs.replace(SETTINGS, **changes))

@@ -263,7 +263,7 @@ def write_spoken_base(directory: Path, family: str) -> None:
     Qwen3.5's has the settings of images, without which SGLang does not start.
     """
     write_base(directory, family)
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
             (directory / name).write_text(json.dumps(_QWEN_IMAGES))
     for file in resolve("builtin:tiny").glob("*tokenizer*"):

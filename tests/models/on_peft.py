@@ -46,3 +46,11 @@ class _Nameless(torch.nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         return self.model(**inputs)
+
+
+def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> np.ndarray:
+    """Return the log-probability of each token after a prompt, [tokens]."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    values: np.ndarray = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+    return values

@@ -52,6 +52,7 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_MAMBA_CONV_DTYPE": settings.dtype,  # of states between tokens; in bfloat16 else
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from lorad.adapters.peft import read_peft
 from tests.kit.world import COLD, World, world
 from tests.models.bases import FAMILIES, write_spoken_base
-from tests.models.on_peft import put_on_peft
+from tests.models.on_peft import logprobs, put_on_peft
 from tests.trainers.real.pairs import configured, missing
 
 _PATHS = {
@@ -89,25 +89,16 @@ def _error(made: World, family: str, run: str) -> float:
     for sample in made.client.samples(run, step=3)[::4]:
         assert sample.version == f"{run}@2"
         texts.append((tokenizer(sample.prompt)["input_ids"], sample.tokens, np.array(sample.logprobs)))
-    before = [_logprobs(base, prompt, tokens) for prompt, tokens, _ in texts]
+    before = [logprobs(base, prompt, tokens) for prompt, tokens, _ in texts]
     if any(".experts." in module for module in adapter.config.modules):  # PEFT has no place for them
         made.lorad("export", f"{run}@2", made.root / f"{run}-merged", "--merge")
         model = kind.from_pretrained(made.root / f"{run}-merged", dtype=torch.float32).eval()
     else:
         model, _ = put_on_peft(base, adapter.config, adapter.tensors)
-    after = [_logprobs(model, prompt, tokens) for prompt, tokens, _ in texts]
+    after = [logprobs(model, prompt, tokens) for prompt, tokens, _ in texts]
     moved = max(float(np.abs(a - b).max()) for a, b in zip(after, before, strict=True))
     assert moved > _LEAST, f"the adapter moves log-probabilities by {moved:.1e} alone"
     return max(float(np.abs(a - text[2]).max()) for a, text in zip(after, texts, strict=True))
-
-
-def _logprobs(model: object, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """Return the log-probability of each token after a prompt, [tokens]."""
-    assert isinstance(model, torch.nn.Module)
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-    values: np.ndarray = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
-    return values
 
 
 def render(rows: list[list[str]]) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 
 from tests.kit.world import World, world
 from tests.models.bases import write_spoken_base
+from tests.models.on_peft import logprobs
 
 pytestmark = pytest.mark.system
 
@@ -78,7 +78,7 @@ def test_peft_computes_what_trainer_and_engine_did(
     for sample in made.client.samples("calm", step=10)[::8]:
         prompt = tokenizer(sample.prompt)["input_ids"]
         assert sample.version == "calm@9"
-        assert np.abs(_logprobs(model, prompt, sample.tokens) - sample.logprobs).max() < 1e-4
+        assert np.abs(logprobs(model, prompt, sample.tokens) - sample.logprobs).max() < 1e-4
 
 
 def test_peft_refuses_names_of_another_class(calm: tuple[World, dict[str, Any]]) -> None:
@@ -103,12 +103,3 @@ def test_merging_takes_no_names_of_linears() -> None:
     with world() as made:
         told = made.lorad("export", "calm@1", made.root / "merged", "--merge", "--names", "class", expect=2)
     assert "--names class is not for --merge" in told.stderr
-
-
-def _logprobs(model: Any, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """Return the log-probability of each token after a prompt, [tokens]."""
-    ids = torch.tensor([prompt + tokens])
-    with torch.no_grad():
-        scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    values: np.ndarray = scores.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
-    return values
