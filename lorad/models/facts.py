@@ -45,6 +45,9 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
 _LAYERS = ("num_hidden_layers", "n_layer")
 _KV_HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
+_PLACEHOLDERS = {
+    f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")
+}
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _OTHER_SENSES = re.compile(
@@ -78,6 +81,7 @@ class ModelFacts:
         recurred: How many numbers of a token a gated delta net reads and writes in float32.
         routes: The shape of the routes of tokens; None where the model is no mixture, or config.json does
             not say how many experts a token has.
+        placeholders: The ids of tokens that stand for images and sounds in a text.
     """
 
     vocab: int
@@ -97,6 +101,7 @@ class ModelFacts:
     routes: RouteShape | None = None
     states: int = 0
     recurred: int = 0
+    placeholders: frozenset[int] = frozenset()
 
     def bytes(self, dtype: str = "auto", quantize: Quantize | None = None) -> int:
         """Return the bytes of the loaded weights, with linears packed in the format `quantize`; `auto` is the
@@ -325,6 +330,9 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
         model_type=str(data.get("model_type") or ""),
         hidden_size=_first(config, _WIDTHS),
         routes=RouteShape(len(mixtures), expert_count, per_token) if has_routes else None,
+        placeholders=frozenset(
+            data[name] for name in data.keys() & _PLACEHOLDERS if isinstance(data[name], int)
+        ),
     )
 
 

@@ -428,6 +428,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                 HEART.tell("")
                 pool.memory = memory_for_adapters(config)
                 pool.room = room_for(config, facts)
+                pool.attester.placeholders = facts.placeholders
                 pool.uses = usage_file_of(config, root, pool.ledger, pool.machine)
                 async with kept(pool.uses):
                     try:

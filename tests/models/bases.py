@@ -113,7 +113,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForConditionalGeneration",
         {
             "text_config": {**_COMMON, **_SLIDING, "query_pre_attn_scalar": 32},
-            "vision_config": _IMAGES,
+            "vision_config": {**_IMAGES, "vision_use_head": False},
             "mm_tokens_per_image": 4,
             "image_token_index": 120,
             "tie_word_embeddings": True,
@@ -250,6 +250,11 @@ def _write(directory: Path, architecture: str, settings: dict[str, Any], prefix:
         model.save_pretrained(directory)
         path = directory / "model.safetensors"
         tensors = load_file(path)
+        if architecture.startswith("Gemma3"):  # transformers 5.23 writes shorter names than are published
+            tensors = {
+                name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+                for name, tensor in tensors.items()
+            }
         if prefix:
             tensors |= _later(tensors, f"{prefix}layers.1.")
     save_file(tensors, path, {"format": "pt"})

@@ -12,6 +12,7 @@ from lorad.models import facts
 from lorad.models.directory import read_json, resolve
 from lorad.models.facts import read_facts, weights_sha256
 from tests.kit.fakes.foreign_models import EXPERTS, make_moe, tensors
+from tests.models.bases import write_base
 
 TINY = resolve("builtin:tiny")
 
@@ -94,3 +95,11 @@ def test_digest_covers_only_the_weights(tmp_path: Path) -> None:
         file.seek(-1, 2)
         file.write(b"\x01")
     assert weights_sha256(copy) != weights_sha256(TINY)
+
+
+def test_tokens_that_stand_for_images_are_known(tmp_path: Path) -> None:
+    write_base(tmp_path / "gemma", "gemma4")
+    write_base(tmp_path / "mistral", "mistral3")
+    assert read_facts(tmp_path / "gemma").placeholders >= {120}
+    assert read_facts(tmp_path / "mistral").placeholders == {120}
+    assert read_facts(TINY).placeholders == frozenset()

@@ -170,6 +170,17 @@ def test_canaries_are_reproducible_and_mostly_uncertain(tmp_path: Path) -> None:
     assert np.mean((probabilities > 0.01) & (probabilities < 0.9)) > 0.5
 
 
+def test_canaries_have_no_tokens_of_images(tmp_path: Path) -> None:
+    images: frozenset[int] = frozenset()
+    for directory in (tmp_path / "without", tmp_path / "with"):
+        with running_pool(directory) as running, running.connect("sorter") as connection:
+            running.pool.attester.placeholders = images
+            connection.call("open", OPEN)
+            batch = running.pool.tenants["sorter"].canaries.batch
+        assert not images.intersection([*batch.prompts, *batch.completions])
+        images = frozenset({int(batch.prompts[0]), int(batch.completions[0])})
+
+
 def synthetic(base: np.ndarray, sigma: float) -> Canaries:
     """Canaries without texts: what both sides say of the base."""
     zeros = np.zeros(1, np.int32)

@@ -54,6 +54,7 @@ class Attester:
     says nothing else.
 
     Attributes:
+        placeholders: The ids that no prompt of a canary has, see `sample_canaries`.
         returns: How often the engine came back and did not repeat its bits.
         returned_the_same: Whether it repeated them the last time.
 
@@ -83,6 +84,7 @@ class Attester:
         self._replays = self._may_reroute and routes is not None and routes == trainer.capabilities().routes
         self.is_direct_enough = not is_apart and self.limits is FLOAT32
         self.predictor = Predictor(trainer, self.limits.least_sigma)
+        self.placeholders: frozenset[int] = frozenset()
         self.returns = 0
         self.returned_the_same = True
         self._repeats = True  # whether the engine repeats its bits, as far as is known
@@ -106,7 +108,9 @@ class Attester:
         async with self._sampling:
             if (count, tokens) not in self._canaries:
                 async with self._phases.serving(run):
-                    batch = await sample_canaries(self._engine, self._vocab_size, count, tokens)
+                    batch = await sample_canaries(
+                        self._engine, self._vocab_size, count, tokens, self.placeholders
+                    )
                 async with self._phases.with_base(run):
                     trainer = await self._trainer.logprobs(Policy(), batch)
                     unmet = await self.predictor.unmet_experts(batch)

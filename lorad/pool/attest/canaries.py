@@ -102,16 +102,21 @@ def has_outliers(difference: np.ndarray) -> bool:
     return rms > _OUTLIERS * float(np.median(np.abs(difference)))
 
 
-async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: int) -> Batch:
+async def sample_canaries(
+    engine: Engine, vocab_size: int, count: int, tokens: int, placeholders: frozenset[int] = frozenset()
+) -> Batch:
     """Return `count` canaries of `tokens` tokens, the same ones for the same base.
 
-    Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1.
+    Prompts are drawn from the vocabulary with a fixed seed, completions from the base at temperature 1. A
+    placeholder without an image has the embedding of padding in transformers, its own one in vLLM: no prompt
+    has one, and a completion with one comes last.
     """
     random = np.random.default_rng([vocab_size, count, tokens])
+    words = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), [*placeholders])
     prompts = [
         Prompt(
             id=str(index),
-            tokens=random.integers(0, vocab_size, PROMPT_TOKENS).astype(np.int32),
+            tokens=words[random.integers(0, words.size, PROMPT_TOKENS)],
             seeds=random.integers(0, 1 << 62, 1).astype(np.uint64),
         )
         for index in range(_CANDIDATES * count)
@@ -126,6 +131,8 @@ async def sample_canaries(engine: Engine, vocab_size: int, count: int, tokens: i
         counted.add(ended=chunk.tokens.size)
 
     def uncertain(prompt: Prompt) -> int:
+        if any(placeholders.intersection(chunk.tokens.tolist()) for chunk in parts[prompt.id]):
+            return -1
         probabilities = np.exp(np.concatenate([chunk.logprobs for chunk in parts[prompt.id]]))
         return int(((probabilities > _UNCERTAIN[0]) & (probabilities < _UNCERTAIN[1])).sum())
 
