@@ -5,6 +5,7 @@ import json
 from lorad.adapters.targets import HEAD, leaf
 from lorad.limits.arguments import FUSES, OWN_BASE, RANKED
 from lorad.limits.limit import BackendLimit, BackendSetup
+from lorad.servers.kind import ServerKind
 from lorad.servers.table import NAMES, SERVERS
 
 _APART = {*RANKED, *SERVERS, *OWN_BASE}
@@ -18,27 +19,35 @@ def _unserved_linears(s: BackendSetup) -> tuple[str, str, str, str] | None:
     why, names = server.unserved.get(model_type, ("", ()))
     refused = sorted(leaves - server.takes(leaves, model_type))
     of_type = f" of {model_type}: {why}" if {*refused} <= {*names} else ""
-    return (
-        (", ".join(refused), json.dumps(refused), of_type, _takers(leaves, model_type)) if refused else None
-    )
+    return (", ".join(refused), json.dumps(refused), of_type, _takers(leaves, s)) if refused else None
 
 
 def _foreign_model(s: BackendSetup) -> tuple[str, str] | None:
     """Return why a server serves no adapters of the model, and who does."""
-    model_type = s.model.model_type if s.model else ""
-    why = SERVERS[s.engine].foreign.get(model_type)
     leaves = {*map(leaf, s.adapter.modules)} if s.adapter else set()
-    return (why, _takers(leaves, model_type)) if why else None
+    why = _refusal(SERVERS[s.engine], s)
+    return (why, _takers(leaves, s)) if why else None
 
 
-def _takers(leaves: set[str], model_type: str) -> str:
+def _takers(leaves: set[str], s: BackendSetup) -> str:
     """Name the engines that take adapters on all of some linears of a model."""
+    model_type = s.model.model_type if s.model else ""
     servers = (
         name
         for name, server in SERVERS.items()
-        if model_type not in server.foreign and leaves <= server.takes(leaves, model_type)
+        if not _refusal(server, s) and leaves <= server.takes(leaves, model_type)
     )
     return " or ".join((*servers, *sorted(OWN_BASE)))
+
+
+def _refusal(server: ServerKind, s: BackendSetup) -> str:
+    """Return why a server serves no adapters of the model, or nothing."""
+    if s.model is None:
+        return ""
+    types = (*server.gpu_types, *(server.gpu_mixtures if s.model.expert_count else ()))
+    if s.device == "cpu" and s.model.model_type in types:
+        return f"{server.tried} computes it with kernels that GPUs alone have"
+    return server.foreign.get(s.model.model_type, "")
 
 
 _ANY = (

@@ -1,6 +1,6 @@
 """The server SGLang, as 0.5.23 was seen to be."""
 
-from lorad.servers.kind import ATTENTION, DELTA, MLP, ROTATED, Parts, ServerKind
+from lorad.servers.kind import ATTENTION, DELTA, MLP, ROTATED, UNCLAMPED, Parts, ServerKind
 
 _DELTA = ("in_proj_q", "in_proj_k", "in_proj_v")
 _PARTS = {"in_proj_qkv": Parts(_DELTA, last="in_proj_z")}
@@ -27,7 +27,12 @@ KIND = ServerKind(
     ),
     further=dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (*DELTA, "out_proj")),  # with the target `all`
     unserved={"llama4": ROTATED, "qwen3_5": _NO_GATES, "qwen3_5_moe": _NO_GATES},
-    foreign={"qwen3_next": "0.5.23 does not know the sizes of this model's linears"},
+    foreign={
+        "qwen3_next": "0.5.23 does not know the sizes of this model's linears",
+        "nemotron_h": UNCLAMPED,
+    },
+    gpu_types=("gemma4", "granitemoehybrid"),
+    gpu_mixtures=("qwen3_5_moe",),
     expert_types=("qwen3_moe",),
     reads_rslora=False,
     reads_ranks=False,

@@ -1,6 +1,6 @@
 """The server vLLM, as 0.32 was seen to be."""
 
-from lorad.servers.kind import DELTA, ROTATED, Parts, ServerKind
+from lorad.servers.kind import DELTA, ROTATED, UNCLAMPED, Parts, ServerKind
 
 KIND = ServerKind(
     name="vllm",
@@ -16,6 +16,8 @@ KIND = ServerKind(
     unserved={
         "llama4": ROTATED,
     },
+    foreign={"nemotron_h": UNCLAMPED},
+    gpu_mixtures=("granitemoehybrid",),
     expert_types=("qwen3_moe",),
     process_mib=2510,
 )

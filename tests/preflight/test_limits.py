@@ -126,6 +126,8 @@ ON_SERVERS = [
     ("sglang", random_adapter({"model.layers.0.mlp.dense_h_to_4h": (4, 4)}, 1), ""),
     ("sglang", random_adapter({"model.layers.0.linear_attn.in_proj_a": (4, 4)}, 1), "qwen3_5"),
     ("sglang", random_adapter({Q[0]: (4, 4)}, 1), "qwen3_next"),
+    ("sglang", random_adapter({Q[0]: (4, 4)}, 1), "gemma4"),
+    ("vllm", random_adapter({Q[0]: (4, 4)}, 1), "nemotron_h"),
     ("vllm", Adapter(AdapterConfig(4, 8.0, (HEAD,)), dict.fromkeys(_PAIR, np.zeros((4, 4), np.float32))), ""),
 ]
 """Adapters that an engine refuses, by its name, and the type of the model, where it is of another."""
@@ -244,3 +246,15 @@ def test_every_limit_has_a_case() -> None:
         if any(limit.breaks(setup) for setup in cases if name in ("", setup.trainer, setup.engine))
     }
     assert [limit.why for _, limit in limits() if limit not in broken] == []
+
+
+@pytest.mark.parametrize(
+    ("device", "experts", "is_refused"), [("cpu", 4, True), ("cpu", 0, False), ("cuda:0", 4, False)]
+)
+def test_mixtures_that_need_a_gpu_are_refused_without(device: str, experts: int, is_refused: bool) -> None:
+    facts = dataclasses.replace(read_facts(TINY), model_type="granitemoehybrid", expert_count=experts)
+    setup = BackendSetup(trainer="fsdp", engine="vllm", device=device, model=facts)
+    if is_refused:
+        assert refused_before(setup)[1] == "Set it to transformers."
+    else:
+        refuse(setup)
