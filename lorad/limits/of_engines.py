@@ -44,10 +44,9 @@ def _refusal(server: ServerKind, s: BackendSetup) -> str:
     """Return why a server serves no adapters of the model, or nothing."""
     if s.model is None:
         return ""
-    types = (*server.gpu_types, *(server.gpu_mixtures if s.model.expert_count else ()))
-    if s.device == "cpu" and s.model.model_type in types:
-        return f"{server.tried} computes it with kernels that GPUs alone have"
-    return server.foreign.get(s.model.model_type, "")
+    without_gpu = {**server.gpu_types, **(server.gpu_mixtures if s.model.expert_count else {})}
+    reasons = {**(without_gpu if s.device == "cpu" else {}), **server.foreign}
+    return reasons.get(s.model.model_type, "")
 
 
 _ANY = (

@@ -39,7 +39,7 @@ class ServerKind(Struct, frozen=True, kw_only=True):
         further: by model type, the leaf names of linears that it takes adapters on beside `targets`.
         unserved: by model type, why it takes no adapters on some linears, and their leaf names.
         foreign: by model type, why it serves no adapters at all.
-        gpu_types: model types that it computes with kernels of GPUs alone.
+        gpu_types: by model type, why it serves no adapters where there is no GPU.
         gpu_mixtures: the same of those that have experts.
         expert_types: model types on whose experts it was seen to serve adapters.
         reads_rslora: whether it scales an adapter by the root of its rank where PEFT does.
@@ -67,8 +67,8 @@ class ServerKind(Struct, frozen=True, kw_only=True):
     further: Mapping[str, tuple[str, ...]] = {}
     unserved: Mapping[str, tuple[str, tuple[str, ...]]] = {}
     foreign: Mapping[str, str] = {}
-    gpu_types: tuple[str, ...] = ()
-    gpu_mixtures: tuple[str, ...] = ()
+    gpu_types: Mapping[str, str] = {}
+    gpu_mixtures: Mapping[str, str] = {}
     expert_types: tuple[str, ...] = ()
     reads_rslora: bool = True
     reads_ranks: bool = True
@@ -94,5 +94,6 @@ ROTATED = (
     ATTENTION[:2],
 )
 """Why adapters on Llama 4 are served wrong."""
+KERNELS = "on a CPU it lacks kernels for it"
 UNCLAMPED = "its trainer keeps time steps above time_step_min of config.json, the server does not"
 """Why no server serves what is trained of Nemotron-H: versions were off by a rel of 0.0016."""

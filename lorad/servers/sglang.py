@@ -1,6 +1,6 @@
 """The server SGLang, as 0.5.23 was seen to be."""
 
-from lorad.servers.kind import ATTENTION, DELTA, MLP, ROTATED, UNCLAMPED, Parts, ServerKind
+from lorad.servers.kind import ATTENTION, DELTA, KERNELS, MLP, ROTATED, UNCLAMPED, Parts, ServerKind
 
 _DELTA = ("in_proj_q", "in_proj_k", "in_proj_v")
 _PARTS = {"in_proj_qkv": Parts(_DELTA, last="in_proj_z")}
@@ -30,9 +30,15 @@ KIND = ServerKind(
     foreign={
         "qwen3_next": "0.5.23 does not know the sizes of this model's linears",
         "nemotron_h": UNCLAMPED,
+        "olmo3": "0.5.23 computes another base than transformers (0.29 nats rms apart)",
     },
-    gpu_types=("gemma4", "granitemoehybrid"),
-    gpu_mixtures=("qwen3_5_moe",),
+    gpu_types={
+        "gemma4": KERNELS,
+        "granitemoehybrid": KERNELS,
+        "mistral3": "0.5.23 was not seen to start with it on a CPU",
+        "smollm3": "0.5.23 was not seen to compute its adapters on a CPU",
+    },
+    gpu_mixtures={"qwen3_5_moe": KERNELS},
     expert_types=("qwen3_moe",),
     reads_rslora=False,
     reads_ranks=False,

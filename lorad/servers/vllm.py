@@ -1,6 +1,6 @@
 """The server vLLM, as 0.32 was seen to be."""
 
-from lorad.servers.kind import DELTA, ROTATED, UNCLAMPED, Parts, ServerKind
+from lorad.servers.kind import DELTA, KERNELS, ROTATED, UNCLAMPED, Parts, ServerKind
 
 KIND = ServerKind(
     name="vllm",
@@ -17,7 +17,7 @@ KIND = ServerKind(
         "llama4": ROTATED,
     },
     foreign={"nemotron_h": UNCLAMPED},
-    gpu_mixtures=("granitemoehybrid",),
+    gpu_mixtures={"granitemoehybrid": KERNELS},
     expert_types=("qwen3_moe",),
     process_mib=2510,
 )

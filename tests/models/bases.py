@@ -75,6 +75,12 @@ _QWEN_IMAGES = {
     "processor_class": "Qwen3VLProcessor",
     "size": {"longest_edge": 65536, "shortest_edge": 1024},
 }
+_PIXTRAL_IMAGES = {
+    "image_processor_type": "PixtralImageProcessorFast",
+    "processor_class": "PixtralProcessor",
+    "patch_size": 14,
+    "size": {"longest_edge": 56},
+}
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGES = {**_TOWER, "image_size": 56, "patch_size": 14}
 _GRANITE = {
@@ -265,12 +271,12 @@ def _write(directory: Path, architecture: str, settings: dict[str, Any], prefix:
 def write_spoken_base(directory: Path, family: str) -> None:
     """Write a checkpoint of a family with the tokenizer of builtin:tiny, for whole runs.
 
-    Qwen3.5's has the settings of images, without which SGLang does not start.
+    Those of Qwen3.5 and Ministral 3 have settings of images, without which SGLang does not start.
     """
     write_base(directory, family)
-    if family.startswith("qwen3_5"):
-        for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-            (directory / name).write_text(json.dumps(_QWEN_IMAGES))
+    images = _QWEN_IMAGES if family.startswith("qwen3_5") else _PIXTRAL_IMAGES if family == "mistral3" else {}
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json") if images else ():
+        (directory / name).write_text(json.dumps(images))
     for file in resolve("builtin:tiny").glob("*tokenizer*"):
         shutil.copy(file, directory / file.name)
 
