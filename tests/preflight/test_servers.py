@@ -12,8 +12,9 @@ from typing import Any, ClassVar, get_args
 import pytest
 
 from lorad.adapters.adapter import AdapterConfig
-from lorad.backends import engine_install as install_module
-from lorad.backends.engine_install import install_lines, installed_version, is_older
+from lorad.backends import recipes
+from lorad.backends.engine_install import installed_version, is_older
+from lorad.backends.recipes import install_lines
 from lorad.backends.registry import dialect_class
 from lorad.box.paths import checkout
 from lorad.errors import SpecError
@@ -242,18 +243,18 @@ def test_a_cpu_build_under_another_name_counts(install: Any) -> None:
 
 def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
     for backend in BACKENDS:
-        assert f"'{backend}>={SERVERS[backend].tried}'" in "\n".join(install_lines(backend, gpu=True))
+        assert f"{backend}-cu.txt" in "\n".join(install_lines(backend, gpu=True))
         assert install_lines(backend, gpu=True) != install_lines(backend, gpu=False)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_install_commands_work_without_the_source_tree(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkout() == REPOSITORY
-    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    monkeypatch.setattr(recipes, "checkout", lambda: None)
     for gpu in (True, False):
         lines = install_lines(backend, gpu=gpu)
         assert not [line for line in lines if ".ci/" in line or "tests/" in line or "$PWD" in line]
-        assert any("-m pip install '" in line for line in lines) and "backends:" in lines
+        assert any("-m pip install " in line for line in lines) and "backends:" in lines
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,7 +14,7 @@ import pytest
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
-from lorad.backends import trainer_install as install_module
+from lorad.backends import recipes
 from lorad.backends.setup import (
     adapter_config,
     backend_setup,
@@ -226,12 +226,12 @@ def test_missing_package_is_refused_with_install_commands(install: Any, lacks: s
 
 def test_megatron_is_installed_otherwise_on_a_cpu() -> None:
     on_gpus, on_a_cpu = (install_lines("megatron", gpu=gpu) for gpu in (True, False))
-    assert any("--no-deps 'megatron-core>=0.19.2'" in line for line in on_gpus)
+    assert any("--no-deps megatron-bridge==0.6.2 megatron-core==0.19.2" in line for line in on_gpus)
     assert "PYTHONPATH" in on_a_cpu[-1] and "backends:" in on_gpus and "backends:" in on_a_cpu
 
 
 def test_cpu_without_source_tree_is_offered_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install_module, "checkout", lambda: None)
+    monkeypatch.setattr(recipes, "checkout", lambda: None)
     lines = " ".join(install_lines("megatron", gpu=False))
     assert "trainer.backend: fsdp" in lines and not any(word in lines for word in (".ci/", "tests/", "$PWD"))
 

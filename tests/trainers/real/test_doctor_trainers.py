@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.backends.recipes import recipe_of
 from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.trainer_probe import WANTED
 from lorad.box.config import Config, backends_of
@@ -92,6 +93,7 @@ def test_install_commands_cover_what_trainers_need() -> None:
     assert WANTED["megatron"].for_gpus == ("transformer_engine.pytorch",)
     for backend in NEEDED:
         lines = " ".join(install_lines(backend, gpu=True))
+        lines += " ".join(recipe_of(backend, "cu").pins) if backend == "megatron" else ""
         assert [name for name in (*NEEDED[backend], *FOR_GPUS.get(backend, ())) if name not in lines] == []
 
 
