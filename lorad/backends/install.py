@@ -114,7 +114,7 @@ def _run(step: Step, venv: Path, lock: int) -> None:
     argv = step.argv
     env = os.environ | _PIP
     if argv[1:4] == ["-m", "pip", "install"] and (uv := shutil.which("uv")):
-        argv = [uv, "pip", "install", "-q", "--python", argv[0], *_for_uv(venv), *argv[4:]]
+        argv = [uv, "pip", "install", "-q", "--python", argv[0], *_for_uv(venv, argv), *argv[4:]]
         if certificates := _pip_settings(venv).get("cert"):
             env |= {"SSL_CERT_FILE": certificates}
     try:
@@ -125,15 +125,16 @@ def _run(step: Step, venv: Path, lock: int) -> None:
         raise LoradError(f"{step.says}: the command ended with {code}", hint=step.hint)
 
 
-def _for_uv(venv: Path) -> list[str]:
-    """Return pip's settings of where packages come from as arguments of uv, which reads none of them.
+def _for_uv(venv: Path, argv: Sequence[str]) -> list[str]:
+    """Return pip's settings of where packages come from as arguments of uv, which reads none of them, but for
+    those that stand in `argv`.
 
     As pip does, uv then takes the best version of all indexes.
     """
     settings = _pip_settings(venv)
     arguments = ["--index-strategy", "unsafe-best-match"]
     for name in ("index-url", "extra-index-url", "find-links"):
-        for value in settings.get(name, "").split():
+        for value in [] if f"--{name}" in argv else settings.get(name, "").split():
             arguments += [f"--{name}", value]
     return [*arguments, "--no-index"] if settings.get("no-index", "0") in ("1", "true", "True") else arguments
 

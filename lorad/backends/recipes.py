@@ -15,9 +15,9 @@ from lorad.box.paths import checkout
 from lorad.errors import SpecError
 
 KINDS = ("sglang", "vllm", "megatron")
-NVIDIA = Path("/proc/driver/nvidia/version")
+_NVIDIA = Path("/proc/driver/nvidia/version")
 PREFIX = "~/venvs"
-PINS = Path(__file__).parent / "pins"
+_PINS = Path(__file__).parent / "pins"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 CUDA = (13, 0)  # what the driver must have for the torch of the pins for GPUs
 _GIGABYTES = {"vllm-cpu": 3.4, "sglang-cpu": 2.5, "megatron-cpu": 2.0}  # as measured
@@ -50,7 +50,7 @@ class Recipe:
 
     Attributes:
         kind: the backend.
-        device: `cpu`, or `cu` for GPUs of NVIDIA.
+        device: `cpu`, or `cu` for GPUs of _NVIDIA.
         tree: lorad's source tree, whose tests have what a CPU lacks; None without it, and for GPUs.
     """
 
@@ -61,7 +61,7 @@ class Recipe:
     @property
     def file(self) -> Path:
         """Return the file of the pins."""
-        return PINS / f"{self.kind}-{self.device}.txt"
+        return _PINS / f"{self.kind}-{self.device}.txt"
 
     @property
     def pins(self) -> list[str]:
@@ -187,7 +187,7 @@ def recipe_of(kind: str, device: str = "") -> Recipe:
 
     Raises SpecError where a CPU needs lorad's source tree, and there is none.
     """
-    device = device or ("cu" if NVIDIA.exists() else "cpu")
+    device = device or ("cu" if _NVIDIA.exists() else "cpu")
     tree = checkout() if device == "cpu" else None
     if device == "cpu" and tree is None and kind in _INSTEAD:
         what, command = _INSTEAD[kind]

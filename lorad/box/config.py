@@ -373,25 +373,30 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Config:
     """Return the configuration in `path`; the defaults when there is none. Raises SpecError."""
+    if not path.exists():
+        return Config()
+    try:
+        return parse_config(read_file(path, SPEC_BYTES).decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: not readable: {why}", hint="It is a text file of YAML.") from None
+
+
+def parse_config(text: str, where: str) -> Config:
+    """Return the configuration that a text is. where: the name of its file, for errors. Raises SpecError."""
     import yaml
 
     from lorad.spec.yaml import compose, refuse_doubles
 
-    if not path.exists():
-        return Config()
     try:
-        text = read_file(path, SPEC_BYTES).decode()
-        refuse_doubles(compose(text, str(path)), str(path))
+        refuse_doubles(compose(text, where), where)
         return msgspec.convert(yaml.safe_load(text) or {}, Config, dec_hook=_path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: not readable: {why}", hint="It is a text file of YAML.") from None
     except msgspec.ValidationError as error:
         raise SpecError(
-            f"{path}: {error}", hint="Mend or remove that key; docs/configuration.md has them all."
+            f"{where}: {error}", hint="Mend or remove that key; docs/configuration.md has them all."
         ) from None
     except (yaml.YAMLError, ValueError):  # their own words quote the line, which may hold a secret
-        raise SpecError(f"{path}: not YAML", hint="Check the tags, dates and numbers in it.") from None
+        raise SpecError(f"{where}: not YAML", hint="Check the tags, dates and numbers in it.") from None
 
 
 def door_settings() -> TinkerSettings:
