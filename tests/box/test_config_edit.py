@@ -19,7 +19,7 @@ FILES = {
     "other keys": "idle_timeout: 30  # seconds\nprices: {gpu_hour: 2.5}\n",
     "no end of line": "# mine\nidle_timeout: 30",
     "block": "backends:\n  # the servers\n  vllm:\n    python: /a/b  # old\n    env: {A: b}\nstorage: /x\n",
-    "inner flow": "backends:\n    vllm: {python: '/a/b', env: {A: b}}  # old\n    # more\n    sglang: {}\n",
+    "inner flow": "backends:\n    vllm: {python: '/a/b', env: {A: b}}  # old\n    # more\n    fsdp: {}\n",
     "no python": "storage: /x\nbackends:\n  vllm:\n    # of mine\n    env:\n      A: b\n\n# end\n",
     "list at the margin": "backends:\n  fsdp: {python: /f}\nenvironment:\n- HF_HOME\n# end\n",
     "windows": "# mine\r\nbackends:\r\n  fsdp: {python: /f}\r\n",
