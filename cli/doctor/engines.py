@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from lorad.backends.probes import keep_probe
 from lorad.box.paths import Home
 from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.output import note
@@ -28,22 +27,12 @@ class _ProbeLine(msgspec.Struct):
 
 def engine_checks(home: Home, kind: str, *, start: bool) -> Iterator[InterpreterFinding]:
     """Check a server. Each finding comes as soon as it is known."""
-    module = ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])]
-    return _kept(home, kind, probed(home, module))
+    return probed(home, ["lorad.backends.engine_probe", kind, *([] if start else ["--no-start"])])
 
 
 def trainer_checks(home: Home, kind: str) -> Iterator[InterpreterFinding]:
     """Check a trainer like `engine_checks` does a server; nothing is started."""
-    return _kept(home, kind, probed(home, ["lorad.backends.trainer_probe", kind]))
-
-
-def _kept(home: Home, kind: str, findings: Iterator[InterpreterFinding]) -> Iterator[InterpreterFinding]:
-    """Yield the findings, and keep for `lorad backends` what they come to."""
-    seen = []
-    for finding in findings:
-        seen.append(finding)
-        yield finding
-    keep_probe(home, kind, seen)
+    return probed(home, ["lorad.backends.trainer_probe", kind])
 
 
 def probed(home: Home, module: Sequence[str]) -> Iterator[InterpreterFinding]:

@@ -2,35 +2,41 @@
 
     python -m lorad.backends.install [--prefix DIR] [--python PATH] KIND...
 
-Prints LORAD_<KIND>_PYTHON=<interpreter> for each kind; all else goes to stderr. An interpreter that this
-variable names already is taken as it is. TORCH_INDEX_URL names an index for torch alone. Imports the standard
-library alone, see `lorad/backends/recipes.py`.
+installs them for CPUs and prints LORAD_<KIND>_PYTHON=<interpreter> for each kind; all else goes to stderr. An
+interpreter that this variable names already is taken as it is. TORCH_INDEX_URL names an index for torch
+alone. Imports the standard library alone, see `lorad/backends/recipes.py`.
 """
 
 import argparse
 import contextlib
 import fcntl
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lorad import __version__
-from lorad.backends.recipes import CPU_TORCH, CUDA, KINDS, PREFIX, Recipe, Step, recipe_of
+from lorad.backends.recipes import CPU_TORCH, KINDS, PREFIX, Recipe, recipe_of
 from lorad.box.paths import refuse_open
 from lorad.errors import LoradError, SpecError, StorageError
 from lorad.files import expanded, remove_tree, write_whole
 
 READY = ".ready"
-"""Written last, so that an environment without it is half of one."""
-_ROOM = 1.15  # times what it takes
-_USABLE = "import ensurepip, ssl, sys; print(sys.version_info[1] if sys.version_info[0] == 3 else 0)"
+"""The file that is written last: an environment without it is half of one."""
+_CUDA = "13.0"  # what the driver must have for the torch of the pins for GPUs
+_ROOM = 1.15  # of the disk, times what is installed
+_USABLE = "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])"
 _PIP = {"PIP_QUIET": "2", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-_Say = Callable[[str], None]
+_SOURCES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_EXTRA_INDEX_URL",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "PIP_NO_INDEX",
+}
+"""Settings of pip that say where packages come from, as variables for uv, which reads none of pip's."""
 
 
 def main() -> None:
@@ -39,187 +45,154 @@ def main() -> None:
     parser.add_argument("--prefix", type=Path, default=Path(PREFIX))
     parser.add_argument("--python")
     arguments = parser.parse_args()
+    prefix = expanded(arguments.prefix).absolute()
     try:
         for kind in arguments.kinds:
             name = f"LORAD_{kind.upper()}_PYTHON"
-            python = os.environ.get(name) or install(
-                recipe_of(kind, "cpu"), expanded(arguments.prefix), _say, python=arguments.python
-            )
-            _say(f"{kind}: {python}")
-            print(f"{name}={python}")
+            python = os.environ.get(name)
+            if not python:
+                recipe = recipe_of(kind, "cpu")
+                install(recipe, prefix, plan(recipe, prefix, arguments.python))
+                python = str(prefix / recipe.name / "bin/python")
+            print(f"==> {kind}: {python}", file=sys.stderr)
+            print(f"{name}={python}", flush=True)
     except LoradError as error:
-        sys.exit(f"{error.message}\n{error.hint}")
+        sys.exit(error.in_full)
 
 
-def _say(text: str) -> None:
-    print(f"==> {text}", file=sys.stderr, flush=True)
+def plan(recipe: Recipe, prefix: Path, python: str | None = None) -> dict[str, str]:
+    """Map what is to be done to its commands, empty where the backend is installed in `prefix`.
 
-
-def install(recipe: Recipe, prefix: Path, say: _Say, *, python: str | None = None) -> Path:
-    """Return the interpreter of a backend in `prefix`, where it is installed unless it is there.
-
-    say: hears what is being done.
     python: the interpreter that the environment is made of; None looks for one.
 
-    What was broken off is removed first. Raises SpecError for an interpreter or a driver that does not fit,
-    NotAllowed for a prefix that others may write to, StorageError for a full disk, and LoradError where a
-    step fails.
+    Raises SpecError for an interpreter or a driver that does not fit, NotAllowed for a prefix that others may
+    write to, and StorageError for a disk without room.
     """
     venv = prefix / recipe.name
     if prefix.exists():
         refuse_open(prefix)
-    if not is_ready(venv):
-        check_driver(recipe)
-        base, minor = find_python(recipe, python)
-        check_room(recipe, prefix)
-        prefix.mkdir(parents=True, exist_ok=True)
-        refuse_open(prefix)
-        with _alone(prefix, say) as lock:
-            if not is_ready(venv):  # else another process did it meanwhile
-                say(f"{recipe.kind}: installing into {venv} (Python 3.{minor}; some minutes)")
-                remove_tree(venv)
-                for step in recipe.steps(str(venv), base, minor, torch_index=torch_index(recipe)):
-                    say(f"{recipe.kind}: {step.says}")
-                    _run(step, venv, lock)
-                about = {"lorad": __version__, "device": recipe.device, "version": recipe.version}
-                write_whole(venv / READY, json.dumps(about).encode(), mode=0o644)
-    return venv / "bin/python"
+    if _is_ready(venv):
+        return {}
+    if recipe.device == "cu":
+        _check_driver(recipe)
+    base = _find_python(recipe, prefix, python)
+    existing = next(path for path in (prefix, *prefix.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < recipe.bytes * _ROOM:
+        raise StorageError(
+            f"{recipe.kind} needs {recipe.bytes * _ROOM / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in "
+            f"{existing}",
+            hint="Make room there, or name another disk: --prefix DIR.",
+        )
+    env = _environment()
+    index = os.environ.get("TORCH_INDEX_URL", "")
+    if recipe.device == "cpu" and not env.keys() & {*_SOURCES.values(), "UV_INDEX_URL", "UV_INDEX"}:
+        index = index or CPU_TORCH
+    pip = ""
+    if uv := shutil.which("uv"):
+        pip = f"{shlex.quote(uv)} pip install -q --python {shlex.quote(f'{venv}/bin/python')}"
+        pip += " --no-index" if "PIP_NO_INDEX" in env else ""
+    return recipe.steps(venv, base, pip=pip, torch_index=index)
 
 
-def is_ready(venv: Path) -> bool:
-    """Return whether an environment is whole, and its Python starts."""
-    if not (venv / READY).exists():
-        return False
-    with contextlib.suppress(OSError):
-        return subprocess.run([venv / "bin/python", "-c", ""], capture_output=True).returncode == 0
-    return False
+def install(recipe: Recipe, prefix: Path, steps: Mapping[str, str]) -> None:
+    """Do the steps of a plan, unless another process did them meanwhile. What was broken off is removed
+    before. Raises LoradError where a step fails.
+    """
+    if not steps:
+        return
+    if os.geteuid() == 0:
+        os.umask(0o022)  # everybody on the box may use what root installs
+    prefix.mkdir(parents=True, exist_ok=True)
+    refuse_open(prefix)
+    venv = prefix / recipe.name
+    env = _environment()
+    with alone(prefix) as lock:
+        if _is_ready(venv):
+            return
+        remove_tree(venv)
+        for number, (what, command) in enumerate(steps.items(), start=1):
+            print(f"==> {recipe.kind}, step {number} of {len(steps)}: {what}", file=sys.stderr, flush=True)
+            # the step inherits the lock: if it outlives this process, nobody else begins
+            done = subprocess.run(["sh", "-c", command], stdout=sys.stderr, env=env, pass_fds=(lock,))
+            if done.returncode:
+                raise LoradError(
+                    f"{recipe.kind}: {what}: the command ended with {done.returncode}: {command}",
+                    hint="What it printed says why. To begin anew, call the same again.",
+                )
+        write_whole(venv / READY, b"", mode=0o644)
 
 
 @contextlib.contextmanager
-def _alone(prefix: Path, say: _Say) -> Iterator[int]:
-    """Hold the lock of a prefix, whose descriptor the steps inherit: what is left of an installation that was
-    killed keeps it.
-    """
+def alone(prefix: Path) -> Iterator[int]:
+    """Hold the lock of a prefix, and yield its descriptor."""
     with open(prefix / ".lock", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another installation into {prefix}")
+            print(f"==> waiting for another process that works in {prefix}", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 
-def _run(step: Step, venv: Path, lock: int) -> None:
-    """Run a step, with uv in the place of pip where there is one."""
-    argv = step.argv
-    env = os.environ | _PIP
-    if argv[1:4] == ["-m", "pip", "install"] and (uv := shutil.which("uv")):
-        argv = [uv, "pip", "install", "-q", "--python", argv[0], *_for_uv(venv, argv), *argv[4:]]
-        if certificates := _pip_settings(venv).get("cert"):
-            env |= {"SSL_CERT_FILE": certificates}
+def _is_ready(venv: Path) -> bool:
+    """Return whether an environment is whole, and its Python starts."""
     try:
-        code = subprocess.run(argv, stdout=sys.stderr.fileno(), env=env, pass_fds=(lock,)).returncode
-    except OSError as error:
-        raise LoradError(f"{step.argv[0]}: {error.strerror}", hint=step.hint) from None
-    if code:
-        raise LoradError(f"{step.says}: the command ended with {code}", hint=step.hint)
+        command = [str(venv / "bin/python"), "-c", ""]
+        return (venv / READY).exists() and not subprocess.run(command, capture_output=True).returncode
+    except OSError:
+        return False
 
 
-def _for_uv(venv: Path, argv: Sequence[str]) -> list[str]:
-    """Return pip's settings of where packages come from as arguments of uv, which reads none of them, but for
-    those that stand in `argv`.
-
-    As pip does, uv then takes the best version of all indexes.
-    """
-    settings = _pip_settings(venv)
-    arguments = ["--index-strategy", "unsafe-best-match"]
-    for name in ("index-url", "extra-index-url", "find-links"):
-        for value in [] if f"--{name}" in argv else settings.get(name, "").split():
-            arguments += [f"--{name}", value]
-    return [*arguments, "--no-index"] if settings.get("no-index", "0") in ("1", "true", "True") else arguments
-
-
-def _pip_settings(venv: Path | None = None) -> Mapping[str, str]:
-    """Return what pip is told: by its files, there for installing, and in the environment, which wins."""
-    python = str(venv / "bin/python") if venv else sys.executable
-    listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+def _environment() -> dict[str, str]:
+    """Return the environment of the steps. Packages come from where pip's settings say, also with uv."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout  # nothing where it has no pip
     settings = {}
-    for section in ("global", "install", ":env:"):
+    for section in ("global", "install", ":env:"):  # the last one wins
         for name, value in re.findall(rf"(?m)^{section}\.([\w-]+)='(.*)'$", listed):
-            settings[name] = value.replace("\\n", " ")
-    return settings
+            if name in _SOURCES:
+                settings[_SOURCES[name]] = value.replace("\\n", " ")
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | settings | os.environ | _PIP
 
 
-def torch_index(recipe: Recipe) -> str:
-    """Return the index that torch comes from: PyTorch's own for CPUs, unless pip is told where packages are.
+def _find_python(recipe: Recipe, prefix: Path, named: str | None) -> str:
+    """Return an interpreter that the recipe is for, and warn root of one that other users cannot start.
 
-    "" is where all packages come from.
+    Raises SpecError where this machine has none, or the one that is named is another.
     """
-    if named := os.environ.get("TORCH_INDEX_URL"):
-        return named
-    has_own = {"index-url", "extra-index-url", "find-links", "no-index"} & {*_pip_settings()}
-    return "" if has_own or recipe.device != "cpu" else CPU_TORCH
-
-
-def find_python(recipe: Recipe, named: str | None = None) -> tuple[str, int]:
-    """Return an interpreter that the recipe was tried with, and the minor version of its Python 3.
-
-    Raises SpecError where there is none, or the one named is another.
-    """
-    names: Sequence[str] = [f"python3.{minor}" for minor in recipe.minors] + [sys.executable]
-    for name in [named] if named else names:
-        path = shutil.which(name)
-        if path is None:
-            continue
+    names = [named] if named else [*(f"python{version}" for version in recipe.pythons), sys.executable]
+    for path in filter(None, map(shutil.which, names)):
         done = subprocess.run([path, "-c", _USABLE], capture_output=True, text=True)
-        if done.returncode == 0 and int(done.stdout) in recipe.minors:
-            return path, int(done.stdout)
-    tried = " or ".join(f"3.{minor}" for minor in recipe.minors)
-    first = f"python3.{recipe.minors[0]}"
-    where = f"{named} is none" if named else "there is none here"
+        if done.stdout.strip() not in recipe.pythons:
+            continue
+        if os.geteuid() == 0 and (home := expanded("~")) in Path(path).parents and home not in prefix.parents:
+            print(f"==> note: other users cannot enter {home}, where {path} is", file=sys.stderr)
+        return path
+    first = f"python{recipe.pythons[0]}"
     raise SpecError(
-        f"{recipe.kind} was tried on Python {tried}, with its venv module, and {where}",
-        hint=f"Install it (on Debian and Ubuntu: apt install {first} {first}-venv; with uv: uv python "
-        f"install 3.{recipe.minors[0]}), or name another: --python /path/to/{first}.",
+        f"{recipe.kind} needs Python {' or '.join(recipe.pythons)} with its venv module, and "
+        f"{f'{named} is not that' if named else 'this machine has none'}",
+        hint=f"Install it (on Debian and Ubuntu: apt install {first} {first}-venv), or name it: --python "
+        "PATH.",
     )
 
 
-def check_driver(recipe: Recipe) -> None:
+def _check_driver(recipe: Recipe) -> None:
     """Raise SpecError where this machine's driver is too old for the torch that would be installed."""
-    if recipe.device == "cpu":
-        return
     try:
         printed = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
     except OSError:
         printed = ""
-    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+)\.(\d+)", printed)
-    if match is None:
+    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", printed)
+    if match is None or float(match[1]) < float(_CUDA):
+        driver = f"driver is for CUDA {match[1]}" if match else "nvidia-smi names no driver"
         raise SpecError(
-            "nvidia-smi names no CUDA of the driver",
-            hint="Is NVIDIA's driver installed? Without a GPU: --cpu.",
+            f"{recipe.kind} {recipe.version} is installed with a torch for CUDA {_CUDA}, and this machine's "
+            f"{driver}",
+            hint="Install a newer driver of NVIDIA; without a GPU: --cpu. An environment of your own, with a "
+            f"torch that the driver takes, is named by `lorad backends use {recipe.kind} PYTHON`.",
         )
-    version = int(match[1]), int(match[2])
-    if version < CUDA:
-        raise SpecError(
-            f"this machine's driver is for CUDA {match[1]}.{match[2]}, and {recipe.kind} {recipe.version} is "
-            f"installed with a torch for CUDA {CUDA[0]}.{CUDA[1]}",
-            hint="Install a newer driver; or make an environment yourself with a torch that the driver "
-            f"takes, and name it: `lorad backends use {recipe.kind} PYTHON`.",
-        )
-
-
-def check_room(recipe: Recipe, prefix: Path) -> int:
-    """Return the free bytes where the backend goes. Raises StorageError where they are too few."""
-    existing = next(path for path in (prefix, *prefix.parents) if path.exists())
-    status = os.statvfs(existing)
-    free = status.f_bavail * status.f_frsize
-    if free < recipe.bytes * _ROOM:
-        needed = recipe.bytes * _ROOM / 1e9
-        raise StorageError(
-            f"{recipe.kind} needs {needed:.1f} GB, and {free / 1e9:.1f} GB are free in {existing}",
-            hint="Make room there, or name another disk: --prefix DIR.",
-        )
-    return free
 
 
 if __name__ == "__main__":

