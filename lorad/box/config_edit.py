@@ -32,9 +32,12 @@ def name_backend(
     path = path.resolve()
     old = read_file(path, SPEC_BYTES).decode() if path.exists() else ""
     before = parse_config(old, str(path))
-    expected = yaml.safe_load(old) or {}
-    entry = expected.setdefault("backends", {}).setdefault(kind, {})
-    entry |= {"python": str(python)} | ({"env": entry.get("env", {}) | env} if env else {})
+    plain = yaml.safe_load(old) or {}
+    backends = plain.get("backends", {})
+    entry = {**backends.get(kind, {}), "python": str(python)}
+    if env:
+        entry["env"] = {**entry.get("env", {}), **env}
+    expected = {**plain, "backends": {**backends, kind: entry}}
     after = parse_config(yaml.safe_dump(expected), str(path))
     if after == before:
         return False
