@@ -95,7 +95,7 @@ _COMMANDS = {
     "top": _Command("dashboard:top", "what the dashboard shows, in plain tables"),
     "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
     "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
-    "backends": _Command("backends:app", "servers and Megatron: which are here; install one"),
+    "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
     "doctor": _Command("doctor:doctor", "check this machine and this home"),
     "init": _Command("setup:init", "a spec to start from"),
     "completion": _Command("setup:completion", "a script to source"),

@@ -77,11 +77,10 @@ def plan(recipe: Recipe, prefix: Path, python: str | None = None) -> dict[str, s
         _check_driver(recipe)
     base = _find_python(recipe, prefix, python)
     existing = next(path for path in (prefix, *prefix.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < recipe.bytes * _ROOM:
+    free = shutil.disk_usage(existing).free / 1e9
+    if free < recipe.gigabytes * _ROOM:
         raise StorageError(
-            f"{recipe.kind} needs {recipe.bytes * _ROOM / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in "
-            f"{existing}",
+            f"{recipe.kind} needs {recipe.gigabytes * _ROOM:.1f} GB, and {existing} has {free:.1f} GB free",
             hint="Make room there, or name another disk: --prefix DIR.",
         )
     env = _environment()

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.box.paths import checkout
@@ -21,8 +21,13 @@ PREFIX = "~/venvs"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _PINS = Path(__file__).parent / "pins"
-_GIGABYTES = {"vllm-cpu": 3.4, "sglang-cpu": 2.5, "megatron-cpu": 2.0}  # measured; 10 for GPUs is an estimate
-_PYTHONS = {"megatron-cpu": ("3.11", "3.12"), "vllm-cpu": ("3.11",), "sglang-cpu": ("3.11",)}  # as tried
+_TRIED = {
+    "vllm-cpu": (3.4, ("3.11",)),
+    "sglang-cpu": (2.5, ("3.11",)),
+    "megatron-cpu": (2.0, ("3.11", "3.12")),
+}
+"""Gigabytes as measured, and versions of Python that it was tried on."""
+_FOR_GPUS = (10.0, ("3.12",))  # an estimate, and what the pins were resolved for
 _STAND_INS = {
     "sglang": ("engines/real/sglang_cpu", "engines/real/servers_cpu"),
     "vllm": ("engines/real/vllm_cpu", "engines/real/servers_cpu"),
@@ -49,13 +54,17 @@ class Recipe:
         pins: exact versions, as pip reads them, of all that is installed.
         apart: regular expression of pins that are not installed with the others.
         env: variables of the backend's processes, for `config.yaml`.
+        gigabytes: what it takes on disk.
+        pythons: the versions of Python that it is installed on, the usual one first.
     """
 
     kind: str
     device: str
     pins: tuple[str, ...]
-    apart: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    apart: str
+    env: Mapping[str, str]
+    gigabytes: float
+    pythons: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -69,16 +78,6 @@ class Recipe:
         versions = dict(pin.split("==") for pin in self.pins)
         names = ("megatron-bridge",) if self.kind == "megatron" else (self.kind, f"{self.kind}-cpu")
         return next(versions[name] for name in names if name in versions)
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes that it takes on disk."""
-        return int(_GIGABYTES.get(f"{self.kind}-{self.device}", 10) * 1e9)
-
-    @property
-    def pythons(self) -> tuple[str, ...]:
-        """Return the versions of Python that it is installed on, the usual one first."""
-        return _PYTHONS.get(f"{self.kind}-{self.device}", ("3.12",))
 
     def steps(self, venv: Path, python: str, *, pip: str = "", torch_index: str = "") -> dict[str, str]:
         """Map what is done, in this order, to its commands for a shell.
@@ -143,18 +142,18 @@ def recipe_of(kind: str, device: str = "") -> Recipe:
     lines = (_PINS / f"{kind}-{device}.txt").read_text().splitlines()
     pins = tuple(line for line in lines if not line.startswith("#"))
     apart = "megatron-|transformer-engine-torch" if kind == "megatron" else ""
-    if device == "cu":
-        return Recipe(kind, device, pins, apart)
-    if tree is not None:
-        path = os.pathsep.join(f"{tree}/tests/{folder}" for folder in _STAND_INS[kind])
-        return Recipe(kind, device, pins, apart, {"PYTHONPATH": path})
-    if kind in _INSTEAD:
+    env = {}
+    if device == "cpu" and tree is not None:
+        env["PYTHONPATH"] = os.pathsep.join(f"{tree}/tests/{folder}" for folder in _STAND_INS[kind])
+    elif device == "cpu" and kind in _INSTEAD:
         raise SpecError(
             f"{kind} needs a GPU; without one it runs only from lorad's source tree, which has what it lacks",
             hint=f"On this machine take {_INSTEAD[kind]}.",
         )
-    pins = tuple(pin for pin in pins if not pin.startswith("torchvision"))  # the tree makes it work
-    return Recipe(kind, device, pins, "torchvision")
+    elif device == "cpu":
+        apart = "torchvision"  # which works only with what the tree has
+        pins = tuple(pin for pin in pins if not pin.startswith(apart))
+    return Recipe(kind, device, pins, apart, env, *_TRIED.get(f"{kind}-{device}", _FOR_GPUS))
 
 
 def install_lines(kind: str, *, gpu: bool | None = None) -> list[str]:
@@ -171,7 +170,8 @@ def install_lines(kind: str, *, gpu: bool | None = None) -> list[str]:
     entry = f"python: {venv}/bin/python" + (f", env: {{{env}}}" if env else "")
     return [
         f"lorad backends install {kind}",
-        "# which does this, and changes config.yaml:",
+        f"# which does this (a CPU's torch comes from {CPU_TORCH} where pip has no index of its own),",
+        "# and has in config.yaml the lines at the end:",
         *recipe.steps(venv, f"python{recipe.pythons[0]}").values(),
         "backends:",
         f"  {kind}: {{{entry}}}",

