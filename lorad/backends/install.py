@@ -1,13 +1,13 @@
 """Install SGLang, vLLM or Megatron, each in an environment of its own.
 
-    python -m lorad.backends.install [--prefix DIR] [--python PATH] KIND...
+    python -m lorad.backends.install PREFIX KIND...
 
 installs them for CPUs and prints LORAD_<KIND>_PYTHON=<interpreter> for each kind; all else goes to stderr. An
-interpreter that this variable names already is taken as it is. TORCH_INDEX_URL names an index for torch
-alone. Imports the standard library alone, see `lorad/backends/recipes.py`.
+interpreter that this variable names already is taken as it is, and ENGINES_PYTHON names the one that
+environments are made of. TORCH_INDEX_URL names an index for torch alone. Imports the standard library alone,
+see `lorad/backends/recipes.py`.
 """
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lorad.backends.recipes import CPU_TORCH, KINDS, PREFIX, Recipe, recipe_of
+from lorad.backends.recipes import CPU_TORCH, Recipe, recipe_of
 from lorad.box.paths import refuse_open
 from lorad.errors import LoradError, SpecError, StorageError
 from lorad.files import expanded, remove_tree, write_whole
@@ -40,19 +40,14 @@ _SOURCES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lorad.backends.install")
-    parser.add_argument("kinds", nargs="+", choices=KINDS, metavar="KIND")
-    parser.add_argument("--prefix", type=Path, default=Path(PREFIX))
-    parser.add_argument("--python")
-    arguments = parser.parse_args()
-    prefix = expanded(arguments.prefix).absolute()
+    prefix = expanded(sys.argv[1]).absolute()
     try:
-        for kind in arguments.kinds:
+        for kind in sys.argv[2:]:
             name = f"LORAD_{kind.upper()}_PYTHON"
             python = os.environ.get(name)
             if not python:
                 recipe = recipe_of(kind, "cpu")
-                install(recipe, prefix, plan(recipe, prefix, arguments.python))
+                install(recipe, prefix, plan(recipe, prefix, os.environ.get("ENGINES_PYTHON")))
                 python = str(prefix / recipe.name / "bin/python")
             print(f"==> {kind}: {python}", file=sys.stderr)
             print(f"{name}={python}", flush=True)
@@ -135,12 +130,8 @@ def alone(prefix: Path) -> Iterator[int]:
 
 
 def _is_ready(venv: Path) -> bool:
-    """Return whether an environment is whole, and its Python starts."""
-    try:
-        command = [str(venv / "bin/python"), "-c", ""]
-        return (venv / READY).exists() and not subprocess.run(command, capture_output=True).returncode
-    except OSError:
-        return False
+    """Return whether an environment is whole, and the Python that it was made of is still there."""
+    return (venv / READY).exists() and (venv / "bin/python").exists()
 
 
 def _environment() -> dict[str, str]:

@@ -39,8 +39,8 @@ _INSTEAD = {
     "megatron": "trainer.backend: fsdp, which is installed with lorad: `lorad doctor --trainer fsdp`",
 }
 _LOOK = (
-    "import sys, torch; torch.version.cuda and sys.exit('This torch is for CUDA. Name an index of CPU-only "
-    f"wheels, and begin again: TORCH_INDEX_URL={CPU_TORCH}')"
+    'import sys, torch; torch.version.cuda and sys.exit("This torch is for CUDA. Name an index of CPU-only '
+    f'wheels, and begin again: TORCH_INDEX_URL={CPU_TORCH}")'
 )
 
 
@@ -135,8 +135,13 @@ def recipe_of(kind: str, device: str = "") -> Recipe:
 
     device: `cpu` or `cu`; "" is what this machine has.
 
-    Raises SpecError where a CPU needs lorad's source tree, and lorad was installed from a wheel.
+    Raises SpecError for another kind, and where a CPU needs lorad's source tree but lorad was installed from
+    a wheel.
     """
+    if kind not in KINDS:
+        raise SpecError(
+            f"{kind!r} is no backend that lorad installs", hint=f"It installs {', '.join(KINDS)}."
+        )
     device = device or ("cu" if _NVIDIA.exists() else "cpu")
     tree = checkout()
     lines = (_PINS / f"{kind}-{device}.txt").read_text().splitlines()

@@ -43,10 +43,7 @@ def name_backend(
         return False
     new = old
     try:
-        for keys, text in [
-            (("python",), str(python)),
-            *((("env", name), value) for name, value in env.items()),
-        ]:
+        for keys, text in [*((("env", name), env[name]) for name in env), (("python",), str(python))]:
             new = _with(new, ("backends", kind, *keys), text if _PLAIN.fullmatch(text) else json.dumps(text))
         is_right = parse_config(new, str(path)) == after
     except SpecError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class Shop(NamedTuple):
             env=os.environ | {"LORAD_HOME": str(self.box.home.root)},
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stderr if code else done.stdout
+        return done.stdout or done.stderr
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_backend_is_installed_named_listed_and_removed(shop: Shop, tmp_path: Pat
     (row,) = (row for row in json.loads(shop.lorad("--json")) if row["kind"] == "vllm")
     assert row == {"kind": "vllm", "version": "0.32.0+cpu", "verified": True, "python": done["python"]}
     assert "0.32.0+cpu (verified)" in shop.lorad() and "lorad backends install sglang" in shop.lorad()
-    assert "already" in shop.lorad("use", "vllm", done["python"])
+    assert "names" in shop.lorad("use", "vllm", done["python"])
     removal = ("remove", "vllm", "--prefix", str(prefix), "-y")
     assert f"which {config} names" in shop.lorad(*removal, code=1) and Path(done["python"]).exists()
     config.write_text("idle_timeout: 30\n")
@@ -150,7 +151,7 @@ def light_steps(recipe, venv, python, **more):
 recipes.Recipe.steps = light_steps
 main()"""
     venv = tmp_path / "venvs" / recipe_of("vllm", "cpu").name
-    words = ["vllm", "--prefix", str(tmp_path / "venvs")]
+    words = [str(tmp_path / "venvs"), "vllm"]
     command = [sys.executable, "-c", program, str(shop.pins)]
     first = [*command, str(broken), *words]
     with subprocess.Popen(first, stderr=subprocess.PIPE, text=True, process_group=0) as process:
@@ -188,7 +189,7 @@ def test_torch_for_gpus_is_refused_on_a_cpu(tmp_path: Path) -> None:
 
 def test_hints_are_what_is_run(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recipes, "PREFIX", str(tmp_path))
-    monkeypatch.setattr(install_module.shutil, "which", lambda name: None if name == "uv" else name)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "uv" else name)
     lines = install_lines("vllm", gpu=False)
     steps = list(plan(recipe_of("vllm", "cpu"), tmp_path, f"python{VERSION}").values())
     assert lines[3:-2] == steps and lines[0] == "lorad backends install vllm"
@@ -214,8 +215,8 @@ def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_uv_installs_where_there_is_one(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    which = install_module.shutil.which
-    monkeypatch.setattr(install_module.shutil, "which", lambda name: "/a/uv" if name == "uv" else which(name))
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: "/a/uv" if name == "uv" else which(name))
     steps = plan(recipe_of("vllm", "cpu"), tmp_path)
     python = tmp_path / recipe_of("vllm", "cpu").name / "bin/python"
     assert steps["torch"] == f"/a/uv pip install -q --python {python} --no-index --no-deps torch==2.1"
@@ -225,7 +226,7 @@ def test_full_disk_is_refused_before_anything(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(install_module.shutil, "disk_usage", lambda path: usage(0, 0, 3_300_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 3_300_000_000))
     with pytest.raises(StorageError, match=r"vllm needs 3.9 GB, and .* has 3.3 GB free") as refused:
         plan(recipe_of("vllm", "cpu"), tmp_path / "a" / "b")
     assert "--prefix" in refused.value.hint and not (tmp_path / "a").exists()

@@ -247,14 +247,14 @@ def test_install_lines_are_for_the_device(tmp_path: Path) -> None:
         assert install_lines(backend, gpu=True) != install_lines(backend, gpu=False)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_install_commands_work_without_the_source_tree(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_commands_work_without_the_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkout() == REPOSITORY
     monkeypatch.setattr(recipes, "checkout", lambda: None)
-    for gpu in (True, False):
+    for backend, gpu in (("vllm", True), ("vllm", False), ("sglang", True)):
         lines = install_lines(backend, gpu=gpu)
         assert not [line for line in lines if ".ci/" in line or "tests/" in line or "$PWD" in line]
         assert any("-m pip install " in line for line in lines) and "backends:" in lines
+    assert "`lorad backends install vllm`" in install_lines("sglang", gpu=False)[-1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

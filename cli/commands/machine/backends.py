@@ -40,26 +40,20 @@ def backends(ctx: typer.Context, as_json: AsJson = False) -> None:
         return
     named = config_of(Home(default_home())).backends
     rows = []
+    cells = []
     for kind in KINDS:
         python = named[kind].python if kind in named else None
         version = ""
         with contextlib.suppress(LoradError):
             version = _version(kind, python) if python else ""
         verified = version.partition("+")[0] == _TRIED[kind]
-        rows.append(
-            {"kind": kind, "version": version, "verified": verified, "python": python and str(python)}
-        )
+        rows.append({"kind": kind, "version": version, "verified": verified, "python": str(python or "")})
+        state = f"{version} (verified)" if verified else version or "not installed there" if python else "-"
+        cells.append((kind, state, str(python or f"`lorad backends install {kind}` installs it")))
     if as_json:
         output.print_json(rows)
-        return
-    cells = []
-    for row in rows:
-        state = (
-            "not installed there" if row["python"] else f"`lorad backends install {row['kind']}` installs it"
-        )
-        version = f"{row['version']} (verified)" if row["verified"] else row["version"] or state
-        cells.append((row["kind"], version, row["python"] or "-"))
-    output.print_table(("backend", "version", "python"), cells, empty="")
+    else:
+        output.print_table(("backend", "version", "python"), cells, empty="")
 
 
 def _version(kind: str, python: Path) -> str:
@@ -95,36 +89,27 @@ def install(
     name_backend(home.config, kind, path, recipe.env, dry_run=True)  # refused before anything is fetched
     steps = installation.plan(recipe, place, python)
     answer = {"kind": kind, "version": recipe.version, "device": recipe.device, "python": str(path)}
-    if steps and not as_json:
-        device = "CPUs" if recipe.device == "cpu" else "GPUs"
-        output.note(f"{kind} {recipe.version} for {device}, {recipe.gigabytes:.1f} GB, in {path.parents[1]}")
+    if steps:
+        output.note(f"{kind} {recipe.version} takes {recipe.gigabytes:.1f} GB in {path.parents[1]}")
+    if dry_run and as_json:
+        output.print_json(answer | {"steps": list(steps.values())})
+    elif dry_run:
+        print(*steps.values(), f"lorad backends use {kind} {path}", sep="\n")
     if dry_run:
-        lines = [*steps.values(), f"lorad backends use {kind} {path}"]
-        if as_json:
-            output.print_json(answer | {"steps": list(steps.values())})
-        else:
-            print(*lines, sep="\n")
         return
     if steps and not (yes or as_json):
         typer.confirm("Install it?", abort=True, err=True)
     installation.install(recipe, place, steps)
-    is_changed = name_backend(home.config, kind, path, recipe.env)
+    answer |= {"installed": bool(steps), "config_changed": name_backend(home.config, kind, path, recipe.env)}
     checks = []
     if probe:
         for check in engine_checks(home, kind, start=True) if kind in SERVERS else trainer_checks(home, kind):
             checks.append(check)
             output.note(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<14} {check.detail}")
-    if as_json:
-        output.print_json(answer | {"installed": bool(steps), "config_changed": is_changed, "checks": checks})
-    else:
-        _report(home, kind, path, is_changed)
+    text = f"{home.config} names {path} for {kind}. Pools that start now take it."
+    output.note_or_json(answer | {"checks": checks}, text, as_json=as_json)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
-
-
-def _report(home: Home, kind: str, python: Path, is_changed: bool) -> None:
-    since = "from now on; pools that start now take it" if is_changed else "already"
-    output.report(f"{home.config} names {python} for {kind} {since}.")
 
 
 @app.command()
@@ -139,12 +124,9 @@ def use(
     version = _version(kind, path)
     is_own = (path.parents[1] / installation.READY).exists()  # made by lorad, which knows what a CPU lacks
     is_changed = name_backend(home.config, kind, path, recipe_of(kind).env if is_own else {})
-    if as_json:
-        output.print_json(
-            {"kind": kind, "version": version, "python": str(path), "config_changed": is_changed}
-        )
-    else:
-        _report(home, kind, path, is_changed)
+    answer = {"kind": kind, "version": version, "python": str(path), "config_changed": is_changed}
+    text = f"{home.config} names {path} for {kind}. Pools that start now take it."
+    output.note_or_json(answer, text, as_json=as_json)
 
 
 @app.command()
@@ -155,8 +137,7 @@ def remove(kind: _Kind, prefix: _Prefix = Path(PREFIX), yes: Yes = False, as_jso
     home = Home(default_home())
     named = config_of(home).backends.get(kind)
     place = expanded(prefix).absolute()
-    pattern = re.compile(f"{kind}-[0-9a-f]{{12}}")
-    venvs = sorted(path for path in place.glob(f"{kind}-*") if pattern.fullmatch(path.name))
+    venvs = [path for path in place.glob(f"{kind}-*") if re.fullmatch(r"\w+-[0-9a-f]{12}", path.name)]
     unused = [venv for venv in venvs if named is None or named.python != venv / "bin/python"]
     if not unused:
         raise Conflict(
@@ -170,13 +151,12 @@ def remove(kind: _Kind, prefix: _Prefix = Path(PREFIX), yes: Yes = False, as_jso
         for venv in unused:
             if any(word.startswith(f"{venv}/") for word in process.info["cmdline"] or ()):
                 raise Conflict(f"process {process.pid} runs from {venv}", hint="`lorad pools` lists pools.")
+    names = ", ".join(map(str, unused))
     if not (yes or as_json):
-        typer.confirm(f"Delete {', '.join(map(str, unused))}?", abort=True, err=True)
+        typer.confirm(f"Delete {names}?", abort=True, err=True)
     with installation.alone(place):
         for venv in unused:
             (venv / installation.READY).unlink(missing_ok=True)  # from here on it is half of one
             remove_tree(venv)
-    if as_json:
-        output.print_json({"kind": kind, "deleted": [str(venv) for venv in unused]})
-    else:
-        output.report(f"Deleted: {', '.join(map(str, unused))}.")
+    answer = {"kind": kind, "deleted": [str(venv) for venv in unused]}
+    output.note_or_json(answer, f"Deleted: {names}.", as_json=as_json)
