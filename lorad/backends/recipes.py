@@ -96,13 +96,13 @@ class Recipe:
             "torch": f"{install} {torch}"
             + (f" --index-url {shlex.quote(torch_index)}" if torch_index else ""),
         }
-        if self.device == "cpu":
-            commands["a look at torch"] = f"{own} -c {shlex.quote(_LOOK)}"
         commands[f"{len(self.pins)} packages"] = (
             f"grep -Ev '^({self.apart})' {file} | {install} -r /dev/stdin"
             if self.apart
             else f"{install} -r {file}"
         )
+        if self.device == "cpu":
+            commands["a look at torch"] = f"{own} -c {shlex.quote(_LOOK)}"
         site = f"{shlex.quote(str(venv))}/lib/python3*/site-packages"
         last = " ".join(pin for pin in self.pins if self.apart and re.match(self.apart, pin))
         if self.kind == "megatron" and self.device == "cu":

@@ -100,14 +100,15 @@ def install(
     if steps and not (yes or as_json):
         typer.confirm("Install it?", abort=True, err=True)
     installation.install(recipe, place, steps)
-    answer |= {"installed": bool(steps), "config_changed": name_backend(home.config, kind, path, recipe.env)}
+    is_changed = name_backend(home.config, kind, path, recipe.env)
     checks = []
     if probe:
         for check in engine_checks(home, kind, start=True) if kind in SERVERS else trainer_checks(home, kind):
             checks.append(check)
             output.note(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<14} {check.detail}")
     text = f"{home.config} names {path} for {kind}. Pools that start now take it."
-    output.note_or_json(answer | {"checks": checks}, text, as_json=as_json)
+    more = {"installed": bool(steps), "config_changed": is_changed, "checks": checks}
+    output.note_or_json(answer | more, text, as_json=as_json)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
