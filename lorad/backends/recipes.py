@@ -91,25 +91,20 @@ class Recipe:
         file = shlex.quote(str(_PINS / f"{self.kind}-{self.device}.txt"))
         install = f"{pip or f'{own} -m pip install'} --no-deps"
         torch = next(pin for pin in self.pins if pin.startswith("torch=="))
+        index = f" --index-url {shlex.quote(torch_index)}" if torch_index else ""
+        others = f"grep -Ev '^({self.apart})' {file} | {install} -r /dev/stdin"
         commands = {
             "an environment": f"{shlex.quote(python)} -m venv {shlex.quote(str(venv))}",
-            "torch": f"{install} {torch}"
-            + (f" --index-url {shlex.quote(torch_index)}" if torch_index else ""),
+            "torch": f"{install} {torch}{index}",
+            f"{len(self.pins)} packages": others if self.apart else f"{install} -r {file}",
         }
-        commands[f"{len(self.pins)} packages"] = (
-            f"grep -Ev '^({self.apart})' {file} | {install} -r /dev/stdin"
-            if self.apart
-            else f"{install} -r {file}"
-        )
         if self.device == "cpu":
             commands["a look at torch"] = f"{own} -c {shlex.quote(_LOOK)}"
         site = f"{shlex.quote(str(venv))}/lib/python3*/site-packages"
         last = " ".join(pin for pin in self.pins if self.apart and re.match(self.apart, pin))
         if self.kind == "megatron" and self.device == "cu":
             commands["Megatron and Transformer Engine"] = f"{install} --no-build-isolation {last}"
-        elif (
-            self.kind == "megatron"
-        ):  # its wheels ask for Python 3.12, but lorad uses nothing compiled of them
+        elif self.kind == "megatron":  # for Python 3.12, but lorad uses nothing compiled of it
             wheels = shlex.quote(f"{venv}/wheels")
             machine = os.uname().machine
             platforms = ("any", f"manylinux2014_{machine}", f"manylinux_2_28_{machine}")
@@ -118,9 +113,8 @@ class Recipe:
                 f"{own} -m pip download --no-deps -d {wheels} --only-binary=:all: {tags} --implementation cp "
                 f"--python-version 3.12 --abi cp312 --abi none {last}"
             )
-            commands["Megatron"] = (
-                f"for wheel in {wheels}/*; do {own} -m zipfile -e $wheel {site} || exit; done"
-            )
+            unpack = f'{own} -m zipfile -e "$wheel" {site} || exit'
+            commands["Megatron"] = f"for wheel in {wheels}/*; do {unpack}; done; rm -r {wheels}"
         elif self.kind == "vllm" and self.device == "cpu":
             metadata = f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {self.version}+cpu\\n"
             folder = f"vllm-{self.version}.dist-info"
