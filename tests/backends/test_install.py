@@ -174,9 +174,14 @@ main()"""
 
 def test_failed_step_leaves_nothing_that_counts(shop: Shop, tmp_path: Path) -> None:
     recipe = recipe_of("vllm", "cpu")
+    folder = tmp_path / recipe.name / "bin"
     with pytest.raises(LoradError, match="packages: the command ended with 1: false"):
-        install(recipe, tmp_path, {"torch": f"mkdir {tmp_path / recipe.name}", "packages": "false"})
-    assert (tmp_path / recipe.name).exists() and plan(recipe, tmp_path)
+        install(
+            recipe,
+            tmp_path,
+            {"torch": f"mkdir -p {folder}; ln -s {sys.executable} {folder}/python", "packages": "false"},
+        )
+    assert len(list(folder.iterdir())) == 1 and plan(recipe, tmp_path)
 
 
 def test_torch_for_gpus_is_refused_on_a_cpu(tmp_path: Path) -> None:
