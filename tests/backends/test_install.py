@@ -107,10 +107,13 @@ def test_backend_is_installed_named_listed_and_removed(shop: Shop, tmp_path: Pat
     assert row == {"kind": "vllm", "version": "0.32.0+cpu", "verified": True, "python": done["python"]}
     assert "0.32.0+cpu (verified)" in shop.lorad() and "lorad backends install sglang" in shop.lorad()
     assert "names" in shop.lorad("use", "vllm", done["python"])
-    removal = ("remove", "vllm", "--prefix", str(prefix), "-y")
+    (tmp_path / "link").symlink_to(prefix)
+    removal = ("remove", "vllm", "--prefix", str(tmp_path / "link"), "-y")
     assert f"which {config} names" in shop.lorad(*removal, code=1) and Path(done["python"]).exists()
     config.write_text("idle_timeout: 30\n")
-    assert json.loads(shop.lorad(*removal, "--json"))["deleted"] == [str(Path(done["python"]).parents[1])]
+    assert json.loads(shop.lorad(*removal, "--json"))["deleted"] == [
+        f"{tmp_path}/link/{Path(done['python']).parts[-3]}"
+    ]
     assert not Path(done["python"]).exists() and "has no environment of vllm" in shop.lorad(*removal, code=1)
 
 

@@ -123,7 +123,7 @@ def use(
     home = Home(default_home())
     path = expanded(python).absolute()
     version = _version(kind, path)
-    is_own = (path.parents[1] / installation.READY).exists()  # made by lorad, which knows what a CPU lacks
+    is_own = (path.parent.parent / installation.READY).exists()  # made by lorad, which knows what a CPU lacks
     is_changed = name_backend(home.config, kind, path, recipe_of(kind).env if is_own else {})
     answer = {"kind": kind, "version": version, "python": str(path), "config_changed": is_changed}
     text = f"{home.config} names {path} for {kind}. Pools that start now take it."
@@ -139,7 +139,8 @@ def remove(kind: _Kind, prefix: _Prefix = Path(PREFIX), yes: Yes = False, as_jso
     named = config_of(home).backends.get(kind)
     place = expanded(prefix).absolute()
     venvs = [path for path in place.glob(f"{kind}-*") if re.fullmatch(r"\w+-[0-9a-f]{12}", path.name)]
-    unused = [venv for venv in venvs if named is None or named.python != venv / "bin/python"]
+    used = named.python.parent.parent.resolve() if named is not None and named.python is not None else None
+    unused = [venv for venv in venvs if venv.resolve() != used]
     if not unused:
         raise Conflict(
             f"{place} has no environment of {kind}"
