@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
@@ -326,6 +327,14 @@ def test_installer_imports_the_standard_library_alone() -> None:
     )
     foreign = {name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
     assert foreign == {"lorad"}
+
+
+def test_wheel_has_the_pins() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    folder = REPOSITORY / "lorad/backends"
+    patterns = project["tool"]["setuptools"]["package-data"]["lorad.backends"]
+    files = {path for pattern in patterns for path in folder.glob(pattern)}
+    assert files == {folder / f"pins/{kind}-{device}.txt" for kind in KINDS for device in ("cpu", "cu")}
 
 
 def test_directory_is_named_by_its_pins(shop: Shop) -> None:
