@@ -8,10 +8,9 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode
 
-from lorad.bounds import SPEC_BYTES
-from lorad.box.config import parse_config
+from lorad.box.config import load, parse_config
 from lorad.errors import SpecError
-from lorad.files import read_file, write_whole
+from lorad.files import write_whole
 from lorad.spec.yaml import compose
 
 _PLAIN = re.compile(r"[\w/][\w@%+=./~-]*")  # what YAML reads as text without quotes, also in braces
@@ -30,8 +29,8 @@ def name_backend(
     lines to write by hand, for one in flow style or with an anchor in the way.
     """
     path = path.resolve()
-    old = read_file(path, SPEC_BYTES).decode() if path.exists() else ""
-    before = parse_config(old, str(path))
+    before = load(path)
+    old = path.read_bytes().decode() if path.exists() else ""
     plain = yaml.safe_load(old) or {}
     backends = plain.get("backends", {})
     entry = {**backends.get(kind, {}), "python": str(python)}
