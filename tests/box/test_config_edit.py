@@ -92,7 +92,7 @@ def test_flow_style_and_anchors_are_refused(text: str, tmp_path: Path) -> None:
 def test_broken_config_is_left_as_it_is(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes(text)
-    with pytest.raises(SpecError, match="pyton|not readable"):
+    with pytest.raises(SpecError, match=r"pyton|not readable"):
         name_backend(file, "vllm", Path("/new"), {})
     assert file.read_bytes() == text
 
