@@ -44,6 +44,8 @@ def _refusal(server: ServerKind, s: BackendSetup) -> str:
     """Return why a server serves no adapters of the model, or nothing."""
     if s.model is None:
         return ""
+    if s.model.rotates_in_part and s.model.model_type in server.whole_heads:
+        return f"{server.tried} rotates whole heads, where config.json has partial_rotary_factor"
     without_gpu = {**server.gpu_types, **(server.gpu_mixtures if s.model.expert_count else {})}
     reasons = {**(without_gpu if s.device == "cpu" else {}), **server.foreign}
     return reasons.get(s.model.model_type, "")

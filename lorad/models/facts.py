@@ -82,6 +82,7 @@ class ModelFacts:
         routes: The shape of the routes of tokens; None where the model is no mixture, or config.json does
             not say how many experts a token has.
         placeholders: The ids of tokens that stand for images and sounds in a text.
+        rotates_in_part: Whether a part of each head has no positions.
     """
 
     vocab: int
@@ -102,6 +103,7 @@ class ModelFacts:
     states: int = 0
     recurred: int = 0
     placeholders: frozenset[int] = frozenset()
+    rotates_in_part: bool = False
 
     def bytes(self, dtype: str = "auto", quantize: Quantize | None = None) -> int:
         """Return the bytes of the loaded weights, with linears packed in the format `quantize`; `auto` is the
@@ -279,6 +281,14 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
     )
 
 
+def _rotated(config: Mapping[str, Any]) -> float:
+    """Return the share of each head that is rotated."""
+    settings = config.get("rope_parameters") or {}
+    share = settings.get("partial_rotary_factor") if isinstance(settings, dict) else None
+    share = share or config.get("partial_rotary_factor")
+    return float(share) if isinstance(share, int | float) else 1.0
+
+
 def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     where = str(directory / "config.json")
     config = {**data, **(data.get("text_config") or {})}
@@ -333,6 +343,7 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
         placeholders=frozenset(
             data[name] for name in data.keys() & _PLACEHOLDERS if isinstance(data[name], int)
         ),
+        rotates_in_part=_rotated(config) < 1.0,
     )
 
 

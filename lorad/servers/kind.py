@@ -37,6 +37,7 @@ class ServerKind(Struct, frozen=True, kw_only=True):
         further: by model type, the leaf names of linears that it takes adapters on beside `targets`.
         unserved: by model type, why it takes no adapters on some linears, and their leaf names.
         foreign: by model type, why it serves no adapters at all.
+        whole_heads: model types whose heads it rotates as a whole, whatever config.json says.
         gpu_types: by model type, why it serves no adapters where there is no GPU.
         gpu_mixtures: the same of those that have experts.
         expert_types: model types on whose experts it was seen to serve adapters.
@@ -64,6 +65,7 @@ class ServerKind(Struct, frozen=True, kw_only=True):
     further: Mapping[str, tuple[str, ...]] = {}
     unserved: Mapping[str, tuple[str, tuple[str, ...]]] = {}
     foreign: Mapping[str, str] = {}
+    whole_heads: tuple[str, ...] = ()
     gpu_types: Mapping[str, str] = {}
     gpu_mixtures: Mapping[str, str] = {}
     expert_types: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ KIND = ServerKind(
         "nemotron_h": UNCLAMPED,
         "olmo3": "0.5.23 computes another base than transformers (0.29 nats rms apart)",
     },
+    whole_heads=("phi3",),
     gpu_types={
         "gemma4": KERNELS,
         "granitemoehybrid": KERNELS,

@@ -103,3 +103,9 @@ def test_tokens_that_stand_for_images_are_known(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "gemma").placeholders >= {120}
     assert read_facts(tmp_path / "mistral").placeholders == {120}
     assert read_facts(TINY).placeholders == frozenset()
+
+
+@pytest.mark.parametrize(("family", "is_partial"), [("phi3", True), ("olmo3", False), ("qwen3_5_moe", True)])
+def test_heads_that_are_rotated_in_part_are_known(tmp_path: Path, family: str, is_partial: bool) -> None:
+    write_base(tmp_path / "base", family)
+    assert read_facts(tmp_path / "base").rotates_in_part is is_partial

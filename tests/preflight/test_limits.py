@@ -258,3 +258,13 @@ def test_mixtures_that_need_a_gpu_are_refused_without(device: str, experts: int,
         assert refused_before(setup)[1] == "Set it to transformers."
     else:
         refuse(setup)
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_sglang_takes_a_phi_that_is_rotated_whole(is_partial: bool) -> None:
+    facts = dataclasses.replace(read_facts(TINY), model_type="phi3", rotates_in_part=is_partial)
+    setup = BackendSetup(trainer="fsdp", engine="sglang", model=facts)
+    if is_partial:
+        assert "rotates whole heads" in refused_before(setup)[0]
+    else:
+        refuse(setup)
