@@ -53,7 +53,7 @@ def test_a_hybrid_learns_on_a_server_and_outlives_its_pool(kind: str) -> None:
         assert made.over("hybrid").reason == "lost"
         made.lorad("resume", "hybrid", "--wait")
         assert {version.attested for version in made.client.adapters("hybrid")} == {"passed"}
-        before, after = (row.score for row in made.client.evals("hybrid"))
+        before, after = (row.score or 0.0 for row in made.client.evals("hybrid"))
         assert before < 0.2 < 0.6 < after
         samples = made.client.samples("hybrid", step=10)[::8]
         made.lorad("export", samples[0].version, made.root / "exported")
