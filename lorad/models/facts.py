@@ -281,14 +281,6 @@ def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
     )
 
 
-def _rotated(config: Mapping[str, Any]) -> float:
-    """Return the share of each head that is rotated."""
-    settings = config.get("rope_parameters") or {}
-    share = settings.get("partial_rotary_factor") if isinstance(settings, dict) else None
-    share = share or config.get("partial_rotary_factor")
-    return float(share) if isinstance(share, int | float) else 1.0
-
-
 def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     where = str(directory / "config.json")
     config = {**data, **(data.get("text_config") or {})}
@@ -319,6 +311,8 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
     in_experts = sum(count for name, count in counts.items() if _EXPERT.search(name))
     is_known = in_experts and per_token and expert_count
     idle = in_experts * (expert_count - per_token) // expert_count if is_known else 0
+    rope = config.get("rope_parameters")
+    rotated = {**config, **(rope if isinstance(rope, dict) else {})}.get("partial_rotary_factor") or 1
     mixtures = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
     has_routes = mixtures and expert_count and per_token
     return ModelFacts(
@@ -343,7 +337,7 @@ def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:
         placeholders=frozenset(
             data[name] for name in data.keys() & _PLACEHOLDERS if isinstance(data[name], int)
         ),
-        rotates_in_part=_rotated(config) < 1.0,
+        rotates_in_part=rotated != 1,
     )
 
 

@@ -45,7 +45,7 @@ LEARNS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["vllm"], indirect=True)
-def test_a_hybrid_learns_on_a_server_and_outlives_its_pool(kind: str) -> None:
+def test_a_hybrid_learns_and_outlives_its_pool(kind: str) -> None:
     with world() as made:
         base = start(made, kind, "qwen3_5", *LEARNS)
         made.reached("hybrid", 3)
