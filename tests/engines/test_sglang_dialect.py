@@ -137,7 +137,7 @@ def test_linears_of_delta_nets_are_found_by_sglang() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_states_between_tokens_have_the_dtype_of_the_base(dtype: str) -> None:
+def test_states_have_the_dtype_of_the_base(dtype: str) -> None:
     settings = msgspec.structs.replace(SETTINGS, dtype=dtype)
     assert SglangDialect().environment(settings)["SGLANG_MAMBA_CONV_DTYPE"] == dtype
 
