@@ -23,8 +23,8 @@ from lorad.errors import LoradError
 _PARAMETERS = ("base_url", "task", "sampling")
 _CANCEL_SECONDS = 1.0  # for the tasks of an episode to end, once they are cancelled
 _PART = 1 << 16  # bytes that are passed on at once
-_MOST_METRICS = 64
-_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
+MOST_METRICS = 64
+METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
 _TASKS: contextvars.ContextVar["set[asyncio.Future[Any]] | None"] = contextvars.ContextVar(
     "tasks of the episode", default=None
 )
@@ -39,7 +39,11 @@ def main(lifeline: int) -> None:
         send_json(replies, {"error": describe(error, setup), "hint": _hint(error)})
         return
     send_json(replies, {})
-    asyncio.run(_serve(setup, function, requests, replies))
+
+    async def play(base_url: str, task: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
+        return _answer(await function(base_url, task, sampling, **setup.args))
+
+    asyncio.run(serve_episodes(setup, play, requests, replies))
 
 
 def _hint(error: BaseException) -> str:
@@ -61,8 +65,16 @@ def _load(setup: Any) -> Callable[..., Any]:
     return function
 
 
-async def _serve(setup: Any, function: Callable[..., Any], requests: BinaryIO, replies: BinaryIO) -> None:
-    """Play each episode that is asked for, as many at a time as are asked for."""
+async def serve_episodes(
+    setup: Any,
+    play_one: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
+    requests: BinaryIO,
+    replies: BinaryIO,
+) -> None:
+    """Play each episode that is asked for, as many at a time as are asked for, until no more can be.
+
+    play_one: gives the fields of `Played` for a base URL, a row and how to sample; it may raise anything.
+    """
     asyncio.get_running_loop().set_task_factory(_noted)
     port = await _relayed(setup.door) if setup.door else 0
 
@@ -71,8 +83,7 @@ async def _serve(setup: Any, function: Callable[..., Any], requests: BinaryIO, r
         if port:
             request["base_url"] = re.sub(r"(?<=127\.0\.0\.1:)\d+", str(port), request["base_url"])
         started = time.monotonic()
-        program = function(*(request[name] for name in _PARAMETERS), **setup.args)
-        answer = await _played(setup, program)
+        answer = await _played(setup, play_one(*(request[name] for name in _PARAMETERS)))
         answer["seconds"] = time.monotonic() - started
         send_json(replies, answer | {"play": request["play"]})
 
@@ -119,8 +130,9 @@ async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, An
     _TASKS.set(tasks)
     answer: dict[str, Any]
     try:
-        value, error = await within(setup.timeout, outcome(program))
-        answer = {"error": describe(error, setup)} if error else _answer(value)
+        answer, error = await within(setup.timeout, outcome(program))
+        if error:
+            answer = {"error": describe(error, setup)}
         # what ends a process, or finds no memory, leaves one that is of no further use
         answer["is_last"] = isinstance(error, MemoryError) or not isinstance(error, Exception | None)
     except TimeoutError:
@@ -145,9 +157,9 @@ def _answer(value: Any) -> dict[str, Any]:
     if len(value) != 2 or not isinstance(value[1], dict):
         raise ValueError(f"returned {len(value)} values, not a reward and its metrics by name")
     reward, metrics = value
-    if len(metrics) > _MOST_METRICS or not all(isinstance(n, str) and _METRIC.fullmatch(n) for n in metrics):
+    if len(metrics) > MOST_METRICS or not all(isinstance(n, str) and METRIC.fullmatch(n) for n in metrics):
         raise ValueError(
-            f"returned other metrics than {_MOST_METRICS} short names of letters, digits and _./- at most"
+            f"returned other metrics than {MOST_METRICS} short names of letters, digits and _./- at most"
         )
     return {"reward": as_reward(reward), "metrics": {name: as_reward(metrics[name]) for name in metrics}}
 

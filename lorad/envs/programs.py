@@ -29,6 +29,8 @@ from lorad.envs.format import Format
 from lorad.envs.host import Hosts
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
+from lorad.rl.generated.environment import CHILD as VERIFIERS_CHILD
+from lorad.rl.generated.environment import load_environment, setup_of
 from lorad.spec.env import EnvSpec
 
 _CHILD = "lorad.envs.program_child"
@@ -71,6 +73,7 @@ class Played(Struct, frozen=True):
     Attributes:
         play: The number of the episode in its process.
         is_last: The process is of no further use.
+        is_limited: env.turns ended the episode, by a limit that the program keeps itself.
         is_shared: The process was lost with other episodes, and any of them may be the reason.
     """
 
@@ -81,10 +84,15 @@ class Played(Struct, frozen=True):
     is_last: bool = False
     play: int = 0
     is_shared: bool = False
+    is_limited: bool = False
 
 
 def is_program(spec: EnvSpec, cwd: Path) -> bool:
-    """Return whether the name is that of a coroutine function. Raises SpecError where there is no file."""
+    """Return whether an episode plays itself: the name is that of a coroutine function, or of an environment
+    of verifiers. Raises SpecError where there is no file.
+    """
+    if spec.package:
+        return True
     if spec.name is None or ":" not in spec.name:
         return False
     code = code_of(spec.name, cwd, "env.name", 0)
@@ -176,7 +184,11 @@ class Programs:
         keep(child)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
-        child.load(self._setup, "env.name", Ready, self._start_timeout, ", or raise env.start_timeout")
+        if self._setup is None:
+            load_environment(child, self._spec, setup_of(self._spec))
+            return
+        hint = "Mend the file, or raise env.start_timeout."
+        child.load(self._setup, "env.name", Ready, self._spec.start_timeout, hint)
 
 
 @dataclass(eq=False)

@@ -207,7 +207,7 @@ def _checked(
     teacher = check_teacher(spec, cwd, directory, model)
     numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
     tokenizer = checked_tokenizer(directory)
-    begin("reading the data")
+    begin(f"importing {spec.env.name}" if spec.env.package else "reading the data")
     data = load_train(spec, tokenizer, cwd)
     spec = settled_mode(spec, box)
     parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)

@@ -17,6 +17,7 @@ from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.preflight.rewards import open_rewards, pattern_doubts, try_rewards
 from lorad.records.episodes import Task
 from lorad.rl.data import Example, data_of_set, load_set, rows_behind
+from lorad.rl.generated.environment import described
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tasks import TASKS
@@ -108,6 +109,8 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
     assert host is not None
     if isinstance(host, Programs):
         _check_program(spec, form, host)
+        if env.package:
+            _check_tools(spec, tokenizer, cwd)
         return
     if env.concurrency > 1:
         raise SpecError(
@@ -157,9 +160,20 @@ def _check_program(spec: Spec, form: Format, programs: Programs) -> None:
             hint="Use a model with a chat template, and leave env.format out.",
         )
     try:
-        programs.start()
+        if not spec.env.package:  # its rows were read, so that it can be loaded
+            programs.start()
     finally:
         programs.close()
+
+
+def _check_tools(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> None:
+    """Raise SpecError for an environment with tools where the model cannot call any."""
+    if described(spec.env, cwd).has_tools and tokenizer.call_form is None:
+        raise SpecError(
+            f"{spec.env.name} offers tools, and lorad does not know how this model writes calls of tools",
+            key="env.name",
+            hint="Use a model with a form of calls, such as Qwen's, or an environment without tools.",
+        )
 
 
 def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
+from lorad.rl.generated.environment import environment_rows
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
@@ -31,7 +32,8 @@ from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, Data, Sources, labels_of, single
+from lorad.spec.data import GENERATED, MADE, VERIFIERS, Data, Sources, labels_of, single
+from lorad.spec.env import EnvSpec
 from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
@@ -383,11 +385,16 @@ class _Streamed(_Prompts):
 
 
 def load_data(
-    source: Sources, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path
+    source: Sources,
+    split: Split,
+    data: Data,
+    tokenizer: Tokenizer,
+    seed: int,
+    cwd: Path,
+    env: EnvSpec | None = None,
 ) -> Dataset:
-    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
-
-    Raises SpecError.
+    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start, and `env` the
+    environment of a source that is one. Raises SpecError.
     """
     if isinstance(source, str) and source in TASKS:
         refuse_for_chats(data, f"prompts of the task {source} are plain text")
@@ -398,26 +405,34 @@ def load_data(
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
     key = key_of(source, data, tokenizer, cwd, split)
-    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed, key)
+    return _RowDataset(source, rows_of(source, split, data, cwd, env), data, tokenizer, seed, key)
 
 
-def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Row]:
-    """Yield the rows of `data.train` or `data.eval`, where that is no builtin task. Raises SpecError."""
+def rows_of(
+    source: Sources, split: Split, data: Data, cwd: Path, env: EnvSpec | None = None
+) -> Iterator[Row]:
+    """Yield the rows of `data.train` or `data.eval`, where that is no builtin task; `env` is the environment
+    of a source that is one. Raises SpecError.
+    """
 
     def read(name: str) -> Iterator[Row]:
+        if env is not None and name.startswith(VERIFIERS):
+            return environment_rows(env, split, cwd)
         is_generated = name.startswith(GENERATED)
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
     return labelled(source, read)
 
 
-def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> list[Example]:
+def load_eval(
+    data: Data, tokenizer: Tokenizer, problems: int, cwd: Path, env: EnvSpec | None = None
+) -> list[Example]:
     """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
     Without `data.eval` they are the test split of the task in `data.train`, or the rows of a stream that are
     held out; a file is taken in its order.
     """
-    has_split = single(data.train) in TASKS or single(data.train).startswith(GENERATED)
+    has_split = single(data.train) in TASKS or single(data.train).startswith(MADE)
     source = data.eval or (data.train if has_split or data.streaming else None)
     if source is None:
         return []
@@ -428,7 +443,9 @@ def load_eval(data: Data, tokenizer: Tokenizer, problems: int, cwd: Path) -> lis
         first = [*rows]
         streamed = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
         return streamed.take(0, streamed.size or 0) if streamed else []
-    dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
+    if single(source).startswith(VERIFIERS) and next(rows_of(source, "test", data, cwd, env), None) is None:
+        return []
+    dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd, env)
     return dataset.take(0, min(problems, dataset.size or problems))
 
 
@@ -450,7 +467,7 @@ def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Exa
     settings = spec.eval.sets[name]
     data = data_of_set(spec, name)
     try:
-        return load_eval(data, tokenizer, settings.problems or spec.eval.problems, cwd)
+        return load_eval(data, tokenizer, settings.problems or spec.eval.problems, cwd, spec.env)
     except SpecError as error:
         place = f"eval.sets.{name}.data"
         raise SpecError(f"{error.problem}", key=place, hint=error.hint) from error
@@ -464,7 +481,7 @@ def data_of_set(spec: Spec, name: str) -> Data:
     }
     if not settings.data.startswith(GENERATED):
         keys |= {"args": {}, "python": None}
-    if settings.data in TASKS or settings.data.startswith(GENERATED):
+    if settings.data in TASKS or settings.data.startswith(MADE):
         keys |= {"streaming": False}
     return structs.replace(spec.data, train=settings.data, eval=settings.data, **keys)
 

@@ -9,7 +9,7 @@ from lorad.rl.expectations import eval_metrics, wrong_expectations
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
-from lorad.spec.data import GENERATED, Data, single
+from lorad.spec.data import MADE, VERIFIERS, Data, names_of, single
 from lorad.spec.env import EnvSpec
 from lorad.spec.kept import MAIN
 from lorad.spec.model import Spec
@@ -24,7 +24,7 @@ _COLDEST = 0.01  # below, scores divided by it overflow
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    of_all = (_of_rate, _of_stream, _of_env, _of_eval, _of_best, idle_keys, wrong_expectations)
+    of_all = (_of_rate, _of_stream, _of_env, _of_own_rows, _of_eval, _of_best, idle_keys, wrong_expectations)
     kinds = (*of_all, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
@@ -48,7 +48,7 @@ def _of_stream(spec: Spec) -> Iterator[SpecError]:
             hint = "Add data.streaming, or leave it out."
             yield SpecError("nothing is streamed", key="data.buffer", hint=hint)
         return
-    if not source or source in TASKS or source.startswith(GENERATED):
+    if not source or source in TASKS or source.startswith(MADE):
         yield SpecError(
             "data.train is not one hub dataset or one file, which alone are streamed",
             key="data.streaming",
@@ -87,6 +87,21 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             key="reward",
             hint="Leave it out, and let the environment compute it.",
         )
+
+
+def _of_own_rows(spec: Spec) -> Iterator[SpecError]:
+    """Yield errors of rows that an environment of verifiers does not have, or that are of one not played."""
+    sources = {"data.train": spec.data.train, "data.eval": spec.data.eval}
+    sources |= {f"eval.sets.{name}.data": one.data for name, one in spec.eval.sets.items()}
+    own = spec.env.name if spec.env.package else None
+    for key, names in sources.items():
+        for name in names_of(names):
+            if own is not None and name != own:
+                hint = "Leave it out: the environment has rows of its own, and says which are held out."
+                yield SpecError(f"{own} plays its own rows, and not {name}", key=key, hint=hint)
+            elif own is None and name.startswith(VERIFIERS):
+                hint = f"Write `env: {{name: {name}}}`, and leave {key} out."
+                yield SpecError(f"{name} is an environment, and env.name is not it", key=key, hint=hint)
 
 
 def _of_eval(spec: Spec) -> Iterator[SpecError]:

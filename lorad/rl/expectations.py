@@ -7,7 +7,7 @@ from lorad.errors import SpecError
 from lorad.protocol.evals import ks
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Kind
-from lorad.spec.data import GENERATED, single
+from lorad.spec.data import MADE, single
 from lorad.spec.kept import Expectation
 from lorad.spec.model import Spec
 
@@ -98,7 +98,7 @@ def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterato
         )
         return
     train = single(spec.data.train)
-    is_held_out = spec.data.eval is not None or train in TASKS or train.startswith(GENERATED)
+    is_held_out = spec.data.eval is not None or train in TASKS or train.startswith(MADE)
     if not is_held_out and not expectation.metric.startswith("eval/"):
         yield SpecError(
             "data.eval names no held-out problems, so that nothing is evaluated",

@@ -12,6 +12,8 @@ from msgspec import Meta
 from lorad.spec.numbers import Part, Positive
 
 GENERATED = "reasoning_gym:"  # a source of rows that an interpreter makes
+VERIFIERS = "verifiers:"  # an environment of that package, and a source of its rows
+MADE = (GENERATED, VERIFIERS)
 Sources = str | list[str] | dict[str, float]
 _MOST_SOURCES = 64
 _LABEL_CHARACTERS = 40
@@ -24,10 +26,12 @@ class Data(Part, frozen=True):
     Attributes:
         train: a builtin task (`sort`, `reverse`, `lookup`), a file of rows (.jsonl,
             .parquet, .csv, .json), a hub dataset, or `reasoning_gym:TASK`, whose rows reasoning-gym makes.
+            With `env.name: verifiers:ID` it is that environment, which has rows of its own.
             `[a.jsonl, b.parquet]` are the rows of both together; `{a.jsonl: 7, b.jsonl: 3}` mixes them in
             these shares, whatever their sizes.
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task
-            and of reasoning_gym, and no evaluation for a file.
+            and of reasoning_gym, and no evaluation for a file. Of an environment of verifiers it is what that
+            evaluates on, else one prompt in 16.
         args: arguments of a reasoning_gym task, such as `{size: 8192, max_word_len: 7}`; without a size there
             are 4096 rows, of which one in 16 is held out.
         python: interpreter that makes the rows of reasoning_gym; null is lorad's.

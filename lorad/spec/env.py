@@ -1,12 +1,16 @@
 """The section `env`: episodes of several turns."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from lorad.spec.data import VERIFIERS
 from lorad.spec.numbers import Part, Positive, PositiveFloat
 from lorad.spec.user_code import EnvName, memory_bytes
+
+_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?([A-Za-z0-9][\w.-]*)(@[\w.+-]+)?")
 
 
 class EnvSpec(Part, frozen=True):
@@ -14,8 +18,11 @@ class EnvSpec(Part, frozen=True):
 
     Attributes:
         name: `lookup`, `path/to/file.py:Class`, or `path/to/file.py:function` of an agent program, an
-            `async def`; null is none: a sample is one completion.
-        args: keywords of its constructor, or of the function.
+            `async def`; `verifiers:ID` is an environment that the package verifiers plays, installed for
+            env.python; null is none: a sample is one completion.
+        args: keywords of its constructor, or of the function. With `verifiers:ID` those of its
+            `load_environment`; for a taskset what verifiers writes as its block `env`, such as
+            `{taskset: {split: train}, agent: {runtime: {type: docker}}}`.
         turns: most turns of the model in an episode.
         max_tokens: most tokens of an episode, prompt included; null is what the model has room for. An
             episode ends where a further turn would not fit.
@@ -29,10 +36,10 @@ class EnvSpec(Part, frozen=True):
         start_timeout: seconds for the import of its file, and of all that this imports, in each process.
         retry: how often an episode that got no answer is brought back to its turn and asked again. Then it is
             left out of the step, like a sample whose reward failed.
-        workers: processes, of training and of evals each.
+        workers: processes, of training and of evals each; 1 by default with `verifiers:ID`.
         concurrency: agent programs that a process runs at a time, as tasks of one event loop; a program that
             blocks instead of waiting holds the others up. One that ends its process costs the others another
-            try, each in a process for itself.
+            try, each in a process for itself. 16 by default with `verifiers:ID`.
         python: interpreter that runs it, with packages of its own, from Python 3.10 on; for a class it needs
             msgspec. null is that of lorad.
         pass_env: variables that the environment finds beside those that every program needs; no secret is
@@ -61,6 +68,15 @@ class EnvSpec(Part, frozen=True):
 
     def __post_init__(self) -> None:
         memory_bytes(self.memory)
+        if (self.name or "").startswith(VERIFIERS) and not self.package:
+            raise ValueError(f"name is verifiers:ID, such as verifiers:owner/wordle, not {self.name}")
+
+    @property
+    def package(self) -> str:
+        """Return the name of an environment of verifiers, without owner and version; "" for any other."""
+        name = self.name or ""
+        match = _ID.fullmatch(name.removeprefix(VERIFIERS)) if name.startswith(VERIFIERS) else None
+        return match[2] if match else ""
 
     @property
     def memory_bytes(self) -> int:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.data import Data
+from lorad.spec.data import VERIFIERS, Data
 from lorad.spec.env import EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import EXPECTATIONS, Checkpoint, Eval, Expectation
@@ -183,7 +183,8 @@ class Spec(Part, frozen=True):
         seed: where all random numbers of the run begin.
         deterministic: no batch is shared with other calls, and shapes and threads are fixed, so that the same
             run gives the same bits; on a GPU torch is held to kernels that do, in the builtin trainer and
-            engine alone (docs/reliability.md). null is true on a CPU.
+            engine alone (docs/reliability.md). null is true on a CPU. It is false where `env.name` is
+            `verifiers:ID` and nothing else is said: such an episode cannot be made again.
         algorithm: what is trained on: the name of an algorithm, or a mapping with name and settings.
         reward: how samples are scored: the name of a reward, or a mapping with name and settings; or a list
             of these, whose weighted sum it is.
@@ -284,7 +285,7 @@ def convert(data: Any) -> Spec:
             f"a spec is a mapping of keys, not {type(data).__name__}", hint="See `lorad init` for one."
         )
     names = {key: {"name": data[key]} for key in ("algorithm", "env") if isinstance(data.get(key), str)}
-    data = {**data, **names} | ({"env": {}} if data.get("env", {}) is None else {})
+    data = _with_own_rows({**data, **names} | ({"env": {}} if data.get("env", {}) is None else {}))
     accepted, wrong = without_unknown(data, Spec)
     rest: dict[str, Any] | None = accepted
     while rest is not None and len(wrong) < _MOST_ERRORS:
@@ -300,6 +301,19 @@ def convert(data: Any) -> Spec:
         wrong[0].others = tuple(wrong[1:])
         raise wrong[0]
     return spec
+
+
+def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
+    """Add what an environment of verifiers implies where nothing else is said: it has rows of its own, its
+    episodes cannot be made again, and a process that takes 250 MB to play one plays others beside it.
+    """
+    env = data.get("env")
+    rows = data.get("data", {})
+    name = env.get("name") if isinstance(env, dict) else None
+    if not isinstance(env, dict) or not isinstance(rows, dict) or not str(name).startswith(VERIFIERS):
+        return data
+    many: dict[str, Any] = {"workers": 1, "concurrency": 16, **env}
+    return {"deterministic": False, **data, "env": many, "data": {"train": name} | rows}
 
 
 def _on_init(data: dict[str, Any]) -> str:

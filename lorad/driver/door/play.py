@@ -179,6 +179,8 @@ def _sample(
         end = "failed"
     elif refused:
         end = "turns" if refused == "turns" else "tokens"
+    elif played.is_limited:
+        end = "turns"
     elif turns[-1].finish == "length":
         end = "length"
     if turns:

@@ -421,7 +421,7 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     if kind == "tinker":
         return NoData()
     if kind == "rl":
-        return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
+        return load_data(data.train, "train", data, tokenizer, spec.seed, cwd, spec.env)
     if single(data.train) in TASKS and kind == "preference":
         raise SpecError(
             f"the task {data.train} has right answers and no wrong ones",
@@ -448,7 +448,7 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
     kind = spec.algorithm.kind
     source = spec.data.eval
     if kind == "rl" or (source is None and single(data.train) not in TASKS and not data.streaming):
-        return load_eval(data, tokenizer, spec.eval.problems, cwd)
+        return load_eval(data, tokenizer, spec.eval.problems, cwd, spec.env)
     ordered = structs.replace(data, shuffle=False)
     if data.streaming and (streamed := eval_rows(data, spec.eval.problems, cwd)) is not None:
         rows = [*streamed]
