@@ -13,6 +13,7 @@
 # make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
 # make bench-data          time and memory of checks and of a first step on 10,000 to 1,000,000 chats
 # make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
+# make test-verifiers    environments of verifiers 0.3 and 0.4 from their packages (the first time installs both: 0.6 GB)
 # make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
 # make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
@@ -67,7 +68,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -103,7 +104,7 @@ demo-llm: $(VENV)/.ready
 	@BIN=$(BIN) SPEC=$(LLM) ASK="What is 23 + 45?" WANTED="ask it to add" .ci/next-steps
 
 ## Tests wait for processes as much as they compute: more workers than cores. AGAIN=yes: see .ci/again.
-PYTEST = OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/engines/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster
+PYTEST = OMP_NUM_THREADS=1 .ci/in-memory $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/engines/real --ignore=tests/envs/real --ignore=tests/trainers/real --ignore=tests/tinker/real --ignore=tests/cluster
 AGAIN_ALONE = { code=$$?; [ "$$code-$(AGAIN)" = 1-yes ] || exit $$code; .ci/again $(BIN)/python; }
 test: $(VENV)/.ready-dev
 	@$(PYTEST) -m "not long and not system" $(ARGS) || $(AGAIN_ALONE)
@@ -122,6 +123,11 @@ test-newest:
 test-engines: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/engines/real $(ARGS)
+
+## Environments for the package verifiers, 0.3 and 0.4, unmodified, through the door. ARGS='-k tool'.
+test-verifiers: $(VENV)/.ready-dev
+	@pythons=$$(.ci/setup-verifiers); mapfile -t pythons <<<"$$pythons"; \
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest tests/envs/real $(ARGS)
 
 ## In the order of its conftest.py: whole runs, which are one long test each, begin. ARGS='-m "not long"' is what CI has, one of the nine pairs; ARGS='-k megatron-vllm' one of them.
 test-backends: $(VENV)/.ready-dev

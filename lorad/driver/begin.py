@@ -33,6 +33,7 @@ from lorad.protocol.inputs import HASHED_BYTES, Input, look
 from lorad.protocol.journal import AttemptFact, Placed, Record, Reference, lineage, read
 from lorad.protocol.status import PoolInfo
 from lorad.rl.data import name_of
+from lorad.rl.generated.environment import described
 from lorad.rl.streaming.pinned import commits
 from lorad.spec.data import names_of
 
@@ -334,6 +335,10 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
             inputs[key] = look(Path(session.params.cwd) / expanded(name), at_most=HASHED_BYTES)
+    if (env := session.spec.env).package:
+        versions = described(env, Path(session.params.cwd)).versions
+        named = f"{env.name} ({', '.join(f'{name} {version}' for name, version in versions.items())})"
+        inputs["env.name"] = Input(named, 0, 0, hashlib.sha256(named.encode()).hexdigest())
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             inputs[f"model: {name}"] = look(model / name)

@@ -37,7 +37,7 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
     data = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not data.keys() - {"name"}
-    reads_data = spec.algorithm.kind != "tinker"
+    reads_data = spec.algorithm.kind != "tinker" and not spec.env.package  # which has rows of its own
     if is_empty or (reads_data and "train" not in (data.get("data") or {}) and _is_own(data, spec)):
         missing = ["model.path", "data.train"] if is_empty else ["data.train"]
         raise SpecError(

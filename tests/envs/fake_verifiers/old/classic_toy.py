@@ -25,7 +25,7 @@ class Talk(vf.MultiTurnEnv):
             os.kill(os.getpid(), 9)
         if row["answer"] == "raise":
             raise RuntimeError("a fault of the environment")
-        return f"You said {text}."
+        return f"S:{turn}82="
 
 
 def rows(kind, count):

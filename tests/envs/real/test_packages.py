@@ -1,0 +1,106 @@
+"""Environments of the package verifiers, as it is published, are trained through the door.
+
+`make test-verifiers` names the interpreters that have it; without them the tests are skipped.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lorad.driver.door import door
+from lorad.errors import SpecError
+from lorad.rl.generated.environment import described
+from lorad.spec.env import EnvSpec
+from tests.driver.driven import Driven
+from tests.kit.pool_kit import TINY, Running, running_pool
+
+PYTHONS = {
+    version: os.environ.get(f"LORAD_VERIFIERS_{version.replace('.', '_')}") for version in ("0.3", "0.4")
+}
+pytestmark = pytest.mark.skipif(not all(PYTHONS.values()), reason="`make test-verifiers` has the packages")
+TEMPLATE = """{% for t in tools or [] %}{{ t.function.name }}{% endfor %}\
+{# <tool_call>{"name": …, "arguments": …}</tool_call> #}\
+{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"""
+HOW = (
+    *("data.prompts_per_step=2", "algorithm.group_size=2", "eval.every=0", "trainer.steps=1"),
+    *("reward.max_failures=0", "rollout.max_new_tokens=8", "env.turns=2", "env.retry=0"),
+)
+# version, environment, arguments, what its client says beside model, messages and tools, and metrics
+CLASSIC = {"temperature", "top_p", "max_completion_tokens"}
+STREAMED = {"temperature", "top_p", "max_tokens", "stream", "stream_options"}
+PLAYED = {
+    "single": ("0.3", "toy-v0", {}, CLASSIC, {"right", "length", "num_turns"}),
+    "multi": ("0.3", "toy-v0", {"kind": "multi"}, CLASSIC, {"right", "length", "num_turns"}),
+    "tool": ("0.3", "toy-v0", {"kind": "tool"}, CLASSIC, {"right", "total_tool_calls", "add_calls"}),
+    "taskset": ("0.4", "toy-v1", {"taskset": {"rows": 9}}, STREAMED, {"reward/right", "letters"}),
+    "taskset with a tool": ("0.4", "toy-tool-v1", {}, STREAMED, {"reward/right", "tools_used"}),
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("packages")
+    model = shutil.copytree(TINY, home / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    with running_pool(home, deterministic=False, model=str(model), model_path=str(model)) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("case", PLAYED)
+def test_environments_of_packages_are_trained(
+    case: str, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, name, args, body, metrics = PLAYED[case]
+    bodies = list[dict[str, Any]]()
+    read = door.read_chat
+
+    def listening(text: bytes, *how: Any) -> Any:
+        bodies.append(msgspec.json.decode(text))
+        return read(text, *how)
+
+    monkeypatch.setattr(door, "read_chat", listening)
+    home = Path(running.config.socket).parent
+    said = msgspec.json.encode(args).decode()
+    env = f"env={{name: 'verifiers:{name}', python: {PYTHONS[version]}, args: {said}}}"
+    own = (f"model.path={home / 'model'}", f"data.train=verifiers:{name}", "deterministic=false", env)
+    run = Driven(running, home, case.replace(" ", "-"), *own, *HOW)
+    end = run.drive()
+    assert end.reason == "completed", end.detail
+    (step,) = run.facts("step")
+    samples = [
+        msgspec.json.decode(line) for line in (run.run.root / step.data["samples"]).read_text().splitlines()
+    ]
+    assert len(samples) == 4 and {sample.get("error") or "" for sample in samples} == {""}
+    assert {f"env/{metric}" for metric in metrics} <= {*step.data["metrics"]}
+    assert abs(step.data["metrics"]["logprob_difference"]) < 1e-3
+    assert {frozenset(asked) - {"model", "messages", "tools"} for asked in bodies} == {frozenset(body)}
+    if case == "multi":
+        assert {(len(sample["turns"]), sample["end"]) for sample in samples} >= {(2, "turns")}
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "args", "problem"),
+    [
+        ("0.3", "toy-v0", {"kind": "group"}, "rewards of a whole group"),
+        ("0.3", "toy-v0", {"sort": 1}, "unexpected keyword argument 'sort'"),
+        ("0.3", "toy-v1", {}, "written for verifiers 0.4, and"),
+        ("0.4", "toy-v0", {}, "written for verifiers 0.1 to 0.3, and"),
+        ("0.4", "toy-v1", {"agent": {"runtime": {"type": "prime"}}}, "runs in the cloud"),
+        ("0.4", "toy-v1", {"agent": {"harness": {"id": "bash"}}}, "executes what the model writes"),
+        ("0.4", "toy-v1", {"agent": {"harness": {"id": "codex"}}}, "another form than OpenAI's chat"),
+        ("0.4", "toy-v1", {"id": "user-sim"}, "2 agents that would be trained"),
+        ("0.4", "toy-v1", {"taskset": {"rows": 3, "kind": 1}}, "env.args: "),
+        ("0.4", "no-such", {}, "has no module no_such"),
+    ],
+)
+def test_packages_refuse_what_cannot_be(
+    version: str, name: str, args: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        described(EnvSpec(name=f"verifiers:{name}", python=PYTHONS[version], args=args), tmp_path)
+    assert problem in refused.value.message and refused.value.hint
