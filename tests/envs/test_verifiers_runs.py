@@ -1,10 +1,9 @@
-"""Runs whose environment is of verifiers, a stand-in of it: what the spec implies, and what is recorded."""
+"""Runs whose environment is of verifiers, a stand-in of it: what the spec implies and what is refused."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lorad.errors import SpecError
@@ -14,16 +13,11 @@ from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import from_json, load_task
-from tests.driver.driven import Driven
 from tests.kit.pool_kit import TINY, Running, running_pool
 
 FAKES = Path(__file__).parent / "fake_verifiers"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
 NAME = "verifiers:owner/classic-toy"
-HOW = (
-    *("data.prompts_per_step=4", "algorithm.group_size=2", "eval={every: 1, problems: 2}", "trainer.steps=1"),
-    *("rollout.max_new_tokens=8", "deterministic=false", f"data.train={NAME}", "env.turns=2"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +36,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec_of(*overrides: str) -> Spec:
     return load_task(f"env: {NAME}", overrides=overrides)
-
-
-def test_an_environment_is_trained(running: Running) -> None:
-    home = Path(running.config.socket).parent
-    env = f"env={{name: '{NAME}', args: {{kind: talk}}}}"
-    run = Driven(running, home, "talks", f"model.path={home / 'model'}", env, *HOW)
-    end = run.drive()
-    assert end.reason == "completed", end.detail
-    (step,) = run.facts("step")
-    text = (run.run.root / step.data["samples"]).read_text()
-    samples = [msgspec.json.decode(line) for line in text.splitlines()]
-    assert len(samples) == 8 and {sample["end"] for sample in samples} <= {"turns", "done"}
-    assert {len(sample["turns"]) for sample in samples} == {2}
-    metrics = step.data["metrics"]
-    assert metrics["env/num_turns"] == 2.0 and abs(metrics["logprob_difference"]) < 1e-3
-    kept = run.facts("attempt")[0].data["inputs"]["env.name"]["path"]
-    assert kept == f"{NAME} (verifiers ?)"
 
 
 def test_an_environment_implies_its_rows() -> None:
