@@ -121,23 +121,16 @@ class UserProcess:
         return self._process.poll() is None
 
     def load(
-        self,
-        code: Code,
-        key: str,
-        kind: type[_Loaded],
-        seconds: float = _START_SECONDS,
-        hint: str = "Mend the file.",
+        self, code: Code, key: str, kind: type[_Loaded], seconds: float = _START_SECONDS, hint: str = ""
     ) -> _Loaded:
         """Have the function imported within so many seconds. Raises SpecError, which blames `key`, when it
         cannot be.
-
-        hint: for an import that does not end.
         """
         try:
             ready = self.ask(code, kind, seconds)
         except Lost as lost:
             problem = f"{lost} while {code.file} was imported"
-            raise SpecError(problem, key=key, hint=hint) from None
+            raise SpecError(problem, key=key, hint=f"Mend {Path(code.file).name}{hint}.") from None
         if ready.error:
             hint = ready.hint or "Mend the file; it is imported as a module."
             raise SpecError(ready.error, key=key, hint=hint)

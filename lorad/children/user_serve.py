@@ -26,6 +26,20 @@ class Code(Struct):
     memory_key: str = ""
 
 
+class ProgramSetup(Code):
+    """Names what plays episodes.
+
+    Attributes:
+        args: Its keywords.
+        timeout: Seconds that an episode may take.
+        door: The Unix socket that stands for the door where there is no network; "" elsewhere.
+    """
+
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    timeout: float = 0.0
+    door: str = ""
+
+
 class Ready(Struct):
     """Whether the function is there, and the keywords that it cannot do without."""
 

@@ -25,6 +25,7 @@ _CANCEL_SECONDS = 1.0  # for the tasks of an episode to end, once they are cance
 _PART = 1 << 16  # bytes that are passed on at once
 MOST_METRICS = 64
 METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
+_PlayOne = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
 _TASKS: contextvars.ContextVar["set[asyncio.Future[Any]] | None"] = contextvars.ContextVar(
     "tasks of the episode", default=None
 )
@@ -36,7 +37,7 @@ def main(lifeline: int) -> None:
         limit_memory(setup.memory)
         function = _load(setup)
     except BaseException as error:
-        send_json(replies, {"error": describe(error, setup), "hint": _hint(error)})
+        send_json(replies, {"error": describe(error, setup), "hint": hint_of(error)})
         return
     send_json(replies, {})
 
@@ -46,7 +47,8 @@ def main(lifeline: int) -> None:
     asyncio.run(serve_episodes(setup, play, requests, replies))
 
 
-def _hint(error: BaseException) -> str:
+def hint_of(error: BaseException) -> str:
+    """Say what to do about an import that failed; "" where that is not known."""
     if isinstance(error, ModuleNotFoundError):
         return f"Install it for {sys.executable}, or name an interpreter that has it: env.python."
     return str(getattr(error, "hint", ""))
@@ -65,12 +67,7 @@ def _load(setup: Any) -> Callable[..., Any]:
     return function
 
 
-async def serve_episodes(
-    setup: Any,
-    play_one: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
-    requests: BinaryIO,
-    replies: BinaryIO,
-) -> None:
+async def serve_episodes(setup: Any, play_one: _PlayOne, requests: BinaryIO, replies: BinaryIO) -> None:
     """Play each episode that is asked for, as many at a time as are asked for, until no more can be.
 
     play_one: gives the fields of `Played` for a base URL, a row and how to sample; it may raise anything.

@@ -24,33 +24,18 @@ from msgspec.structs import replace as changed
 from lorad.box.paths import private_directory
 from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
-from lorad.children.user_serve import Code, Ready
+from lorad.children.user_serve import ProgramSetup, Ready
 from lorad.envs.format import Format
 from lorad.envs.host import Hosts
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
-from lorad.rl.generated.environment import CHILD as VERIFIERS_CHILD
-from lorad.rl.generated.environment import load_environment, setup_of
+from lorad.rl.generated.environment import VERIFIERS_CHILD, setup_of
 from lorad.spec.env import EnvSpec
 
 _CHILD = "lorad.envs.program_child"
 _GRACE_SECONDS = 2.0  # for a process that times its episodes itself
 _IDLE_SECONDS = 3600.0
 _OTHERS = "its process ended with another episode"
-
-
-class _Setup(Code):
-    """Names the function of a program.
-
-    Attributes:
-        args: Its keywords.
-        timeout: Seconds that an episode may take.
-        door: The Unix socket that stands for the door where there is no network; "" elsewhere.
-    """
-
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-    timeout: float = 0.0
-    door: str = ""
 
 
 class Play(Struct, frozen=True):
@@ -113,16 +98,21 @@ class Programs:
         there is no door. Raises SpecError for an unknown file or interpreter.
         """
         assert spec.name is not None
-        code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
-        own = {"memory_key": "env.memory", "args": spec.args, "timeout": spec.episode_timeout}
-        self._setup = _Setup(**asdict(code) | own)
-        self.file = Path(code.file)
-        self.source = code.source
+        self.file: Path | None = None
+        self._setup: ProgramSetup
+        if spec.package:
+            self._setup = setup_of(spec)
+        else:
+            code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
+            own = {"memory_key": "env.memory", "args": spec.args, "timeout": spec.episode_timeout}
+            self._setup = ProgramSetup(**asdict(code) | own)
+            self.file = Path(code.file)
+        self.source = self._setup.source
         self._python = interpreter(spec.python, cwd, "env.python")
         self._environment = environment(os.environ, spec.pass_env)
         self.door: Path | None = None
         self._within: list[str] = []
-        if spec.sandbox != "none":
+        if spec.sandbox != "none" and self.file is not None:
             shown = []
             if owner is not None:
                 shown.append(private_directory(owner))
@@ -180,15 +170,12 @@ class Programs:
 
     def _open(self, keep: Callable[[UserProcess], None]) -> None:
         """Start a process and load the function there. Raises SpecError."""
-        child = UserProcess(_CHILD, "agent", self._environment, self._python, self._within)
+        module = _CHILD if self.file is not None else VERIFIERS_CHILD
+        child = UserProcess(module, "agent", self._environment, self._python, self._within)
         keep(child)
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
-        if self._setup is None:
-            load_environment(child, self._spec, setup_of(self._spec))
-            return
-        hint = "Mend the file, or raise env.start_timeout."
-        child.load(self._setup, "env.name", Ready, self._spec.start_timeout, hint)
+        child.load(self._setup, "env.name", Ready, self._start_timeout, ", or raise env.start_timeout")
 
 
 @dataclass(eq=False)

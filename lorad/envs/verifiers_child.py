@@ -4,14 +4,13 @@ JSON lines: an EnvironmentSetup, answered by Described; then Plays as in `progra
 ways to write an environment: a module with `load_environment` (verifiers 0.1 to 0.3), and a package that
 exports a taskset, which a harness plays (from 0.4 on, `verifiers.v1`).
 
-It runs in the interpreter that has the environment, so that the standard library is all that it imports until
-it is told which one.
+It runs in the interpreter that has the environment, so that it imports the standard library alone until it
+has read which one.
 """
 
 import asyncio
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import itertools
@@ -19,21 +18,24 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lorad.children.user_code import as_reward, describe, limit_memory, open_lines, send_json
-from lorad.envs.program_child import METRIC, MOST_METRICS, serve_episodes
+from lorad.envs.program_child import METRIC, MOST_METRICS, hint_of, serve_episodes
 from lorad.errors import LoradError
 
 _KEY = "LORAD_VERIFIERS_KEY"  # clients want a variable that holds a key, whatever it is
 _ENDLESS = 4096  # rows of a taskset that does not end
-_EMPTY = "EmptyModelResponseError"
-_REMOTE = ("prime", "modal", "e2b")  # runtimes
+_CLOUDS = ("prime", "modal", "e2b")  # runtimes
 _OTHER_DIALECTS = ("claude_code", "codex")  # harnesses that speak no chat
-_ARGS = "See env.args."
+_PYTHON = sys.executable
+_ANOTHER = "Choose another environment."
+_CONTAINER = "Write `env.args: {{{}: {{runtime: {{type: docker}}}}}}` (or apptainer)."
+_CLIENTS = "Give all but one a client: `env.args: {judge: {client: {base_url: …, api_key_var: …}}}`."
 
 
 def main(lifeline: int) -> None:
@@ -41,15 +43,14 @@ def main(lifeline: int) -> None:
     try:
         limit_memory(setup.memory)
         os.environ[_KEY] = "none"
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        os.environ["PATH"] = os.pathsep.join([str(Path(_PYTHON).parent), os.environ.get("PATH", "")])
         environment = _load(setup)
-        answer = {"versions": environment.versions, "has_tools": environment.has_tools}
+        answer = {"versions": _versions(setup), "has_tools": environment.has_tools}
         if setup.lists_rows:
-            environment.check()
             send_json(replies, answer | {"rows": [*environment.rows()]})
             return
     except BaseException as error:
-        hint = getattr(error, "hint", "") or f"`{sys.executable}` has it: see what its own `vf-eval` says."
+        hint = hint_of(error) or f"`{_PYTHON}` has it: see what its own `vf-eval` says."
         send_json(replies, {"error": describe(error, setup), "hint": hint})
         return
 
@@ -62,326 +63,226 @@ def main(lifeline: int) -> None:
 
 
 def _load(setup: Any) -> "_Classic | _Taskset":
-    """Import verifiers and the environment. Raises LoradError for what is missing or does not fit."""
+    """Import verifiers and the environment, which may be a taskset that comes with verifiers, and make it.
+
+    Raises LoradError for one that is missing or written for another version, and whatever its import raises.
+    """
     name = setup.function.replace("-", "_")
-    if importlib.util.find_spec("verifiers") is None:
-        raise LoradError(
-            f"{sys.executable} has no package verifiers",
-            hint="Install the environment there, or name the interpreter that has it: env.python.",
-        )
-    verifiers = importlib.import_module("verifiers")
-    module = _import(setup, name)
-    is_classic = hasattr(module, "load_environment")
-    if is_classic and hasattr(verifiers, "load_environment"):
-        return _Classic(setup, verifiers, module)
-    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    if not any(kind.__name__ == "Taskset" for each in exported for kind in getattr(each, "__mro__", ())):
-        if is_classic:
-            raise _of_old(setup.file)
-        raise LoradError(
-            f"the module {module.__name__} has neither load_environment nor a taskset in __all__",
-            hint="Is it an environment of verifiers? Its id is that of `vf-eval`.",
-        )
-    if hasattr(verifiers, "load_environment"):
-        raise _of_new(setup.file)
-    return _Taskset(setup, module)
-
-
-def _import(setup: Any, name: str) -> ModuleType:
-    """Import the module of an environment, or the taskset that comes with verifiers."""
-    verifiers = importlib.import_module("verifiers")
+    is_old = hasattr(importlib.import_module("verifiers"), "load_environment")
     with contextlib.suppress(ModuleNotFoundError):
         if importlib.util.find_spec(f"verifiers.v1.tasksets.{name.lower()}"):
             name = f"verifiers.v1.tasksets.{name.lower()}"
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except (ImportError, AttributeError) as error:
         missing = getattr(error, "name", "") or ""
         if missing == name:
-            install = f"`prime env install {setup.file.partition(':')[2]}`, or pip"
-            raise LoradError(
-                f"{sys.executable} has no module {name}",
-                hint=f"Install the environment there ({install}), or name the interpreter that has it: "
-                "env.python.",
-            ) from None
-        if missing.startswith("verifiers.v1"):
-            raise _of_new(setup.file) from error
+            install = f"Install it there (`prime env install {setup.file.partition(':')[2]}`, or pip)"
+            hint = f"{install}, or name the interpreter that has it: env.python."
+            raise LoradError(f"{_PYTHON} has no module {name}", hint=hint) from None
         spec = importlib.util.find_spec(name)
         text = Path(spec.origin).read_text() if spec is not None and spec.origin else ""
-        if "load_environment" in text and not hasattr(verifiers, "load_environment"):
-            raise _of_old(setup.file) from error
-        if isinstance(error, ModuleNotFoundError):
-            hint = f"Install it there: `{sys.executable} -m pip install {missing.replace('_', '-')}`."
-            raise LoradError(f"{setup.file} needs the module {missing}", hint=hint) from error
+        if missing.startswith("verifiers.v1") or ("load_environment" in text and not is_old):
+            raise _written_for_another(setup, is_old) from error
         raise
+    exported = [getattr(module, each, None) for each in getattr(module, "__all__", ())]
+    is_taskset = any(kind.__name__ == "Taskset" for each in exported for kind in getattr(each, "__mro__", ()))
+    is_classic = hasattr(module, "load_environment")
+    if not (is_taskset or is_classic):
+        problem = f"the module {name} has neither load_environment nor a taskset in __all__"
+        raise LoradError(problem, hint="Is it an environment of verifiers? Its id is that of `vf-eval`.")
+    if not (is_classic if is_old else is_taskset):
+        raise _written_for_another(setup, is_old)
+    return _Classic(setup, module) if is_old else _Taskset(setup)
 
 
-def _of_old(name: str) -> LoradError:
+def _written_for_another(setup: Any, is_old: bool) -> LoradError:
+    """Say that the environment wants the other one of the two versions that there are."""
+    versions, remedy = ("0.4", "verifiers>=0.4") if is_old else ("0.1 to 0.3", "verifiers<0.4")
     return LoradError(
-        f"{name} is written for verifiers 0.1 to 0.3, and {sys.executable} has {_version('verifiers')}",
-        hint=f"`{sys.executable} -m pip install 'verifiers<0.4'` installs one that plays it.",
+        f"{setup.file} is written for verifiers {versions}, and {_PYTHON} has {version('verifiers')}",
+        hint=f"`{_PYTHON} -m pip install '{remedy}'` installs one that plays it.",
     )
 
 
-def _of_new(name: str) -> LoradError:
-    return LoradError(
-        f"{name} is written for verifiers 0.4, and {sys.executable} has {_version('verifiers')}",
-        hint=f"`{sys.executable} -m pip install 'verifiers>=0.4'` installs one that plays it.",
-    )
+def _versions(setup: Any) -> dict[str, str]:
+    """Return the versions of verifiers and of the package that the environment comes in."""
+    packages = packages_distributions().get(setup.function.replace("-", "_"), [])
+    return {name: version(name) for name in sorted({"verifiers", *packages})}
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "?"
-
-
-def _versions(module: ModuleType) -> dict[str, str]:
-    """Return the versions of verifiers and of the package that the environment is of."""
-    top = module.__name__.partition(".")[0]
-    packages = importlib.metadata.packages_distributions().get(top, [])
-    return {name: _version(name) for name in sorted({"verifiers", *packages})}
+def _refuse(name: str, *checks: tuple[bool, str, str]) -> None:
+    """Raise LoradError for the first check that fails: whether it does, the problem, and what to do next."""
+    for is_wrong, problem, hint in checks:
+        if is_wrong:
+            raise LoradError(f"{name} {problem}", hint=hint)
 
 
 class _Classic:
     """An environment that a module's `load_environment` made.
 
     Attributes:
-        versions: See `Described`.
-        has_tools: See `Described`.
+        serving: Holds what all episodes share.
+        has_tools: Whether it offers the model tools.
     """
 
-    def __init__(self, setup: Any, verifiers: ModuleType, module: ModuleType) -> None:
-        self._name = setup.file
+    serving = contextlib.nullcontext
+
+    def __init__(self, setup: Any, module: ModuleType) -> None:
+        parameters = inspect.signature(module.load_environment)
         try:
-            inspect.signature(module.load_environment).bind(**setup.args)
+            parameters.bind(**setup.args)
         except TypeError as error:
-            names = ", ".join(inspect.signature(module.load_environment).parameters) or "none"
-            raise LoradError(f"load_environment: {error} (env.args)", hint=f"It takes: {names}.") from None
-        self._env = verifiers.load_environment(setup.function, **setup.args)
-        self._all = [self._env, *(getattr(self._env, "envs", None) or [])]  # a group has several
-        self.versions = _versions(module)
-        self.has_tools = any(getattr(env, "tool_defs", None) for env in self._all)
-        self._lowered = False
-        for env in self._all:
-            own = getattr(env, "max_turns", setup.turns)
+            hint = f"It takes: {', '.join(parameters.parameters) or 'none'}."
+            raise LoradError(f"load_environment: {error} (env.args)", hint=hint) from None
+        env = importlib.import_module("verifiers").load_environment(setup.function, **setup.args)
+        members = [env, *(getattr(env, "envs", None) or [])]  # a group has several
+        kinds = {kind.__name__ for member in members for kind in type(member).__mro__}
+        has_groups = any(getattr(member, "requires_group_rollouts", False) for member in members)
+        is_plain = any(getattr(member, "message_type", "chat") == "completion" for member in members)
+        needs_key = bool(kinds & {"SandboxEnv", "SandboxMixin"}) and not os.environ.get("PRIME_API_KEY")
+        _refuse(
+            setup.file,
+            (has_groups, "has rewards of a whole group, and an episode is scored by itself", _ANOTHER),
+            (is_plain, "asks for completions of plain text (message_type), and episodes are chats", _ANOTHER),
+            (needs_key, "runs tools in Prime's cloud, and has no PRIME_API_KEY", "Name it in env.pass_env."),
+            (not _has(env, "dataset"), "has no dataset to train on", "Does env.args have one to name?"),
+        )
+        self._env = env
+        self._is_lowered = False
+        for member in members:
+            own = getattr(member, "max_turns", setup.turns)
             if own <= 0 or own > setup.turns:
-                env.max_turns = setup.turns
-                self._lowered = True
-        self._of_training: Sequence[Any] = ()
-        self._of_evals: Sequence[Any] = ()
-        self._open_rows()
-
-    def check(self) -> None:
-        """Raise LoradError for what cannot be played."""
-        for env in self._all:
-            if getattr(env, "requires_group_rollouts", False):
-                raise LoradError(
-                    f"{self._name} has rewards of a whole group, and an episode is scored by itself",
-                    hint="Choose an environment whose rewards are of one episode each.",
-                )
-            if getattr(env, "message_type", "chat") == "completion":
-                raise LoradError(
-                    f"{self._name} asks for completions of plain text (message_type), and episodes are chats",
-                    hint="Choose an environment of message_type chat.",
-                )
-            is_remote = any(kind.__name__ == "SandboxEnv" for kind in type(env).__mro__)
-            if is_remote and not os.environ.get("PRIME_API_KEY"):
-                raise LoradError(
-                    f"{self._name} runs tools in sandboxes of Prime's cloud, and has no PRIME_API_KEY",
-                    hint="Name it in env.pass_env, or choose an environment without sandboxes.",
-                )
-
-    def _open_rows(self) -> None:
-        env = self._env
-        if getattr(env, "dataset_source", None) is None and getattr(env, "dataset", None) is None:
-            raise LoradError(
-                f"{self._name} has a dataset for evaluations, and none to train on",
-                hint=f"Do its arguments name one? {_ARGS}",
-            )
-        self._of_training = env.get_dataset()
-        if getattr(env, "eval_dataset_source", None) or getattr(env, "eval_dataset", None) is not None:
-            self._of_evals = env.get_eval_dataset()
+                member.max_turns = setup.turns
+                self._is_lowered = True
+        self.has_tools = any(getattr(member, "tool_defs", None) for member in members)
+        self._of_training: Sequence[Any] = env.get_dataset()
+        self._of_evals: Sequence[Any] = env.get_eval_dataset() if _has(env, "eval_dataset") else ()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each `OwnRow`."""
         for is_held_out, dataset in ((False, self._of_training), (True, self._of_evals)):
             for index, row in enumerate(dataset):
-                answer = row.get("answer")
-                said = answer if isinstance(answer, str) else json.dumps(answer, default=str)
-                yield {
-                    "index": index,
-                    "is_held_out": is_held_out,
-                    "prompt": _plain(row["prompt"]),
-                    "answer": "" if answer is None else said,
-                }
-
-    @contextlib.asynccontextmanager
-    async def serving(self) -> Any:
-        yield
+                yield _row(index, is_held_out, _plain(row["prompt"]), row.get("answer"))
 
     async def play(self, base_url: str, task: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
         """Play an episode; return the fields of `Played`. Raises what the environment does."""
         row = (self._of_evals if task["is_held_out"] else self._of_training)[task["index"]]
-        _refuse_other(_plain(row["prompt"]), task)
+        _refuse_another(_plain(row["prompt"]), task)
         types = importlib.import_module("verifiers.types")
         config = types.ClientConfig(
             client_type="openai_chat_completions", api_key_var=_KEY, api_base_url=base_url, max_retries=0
         )
         client = importlib.import_module("verifiers.clients").resolve_client(config)
-        asked = {name: value for name, value in sampling.items() if name != "model"}
+        settings = {name: value for name, value in sampling.items() if name != "model"}
         try:
-            out = await self._env.run_rollout({**row}, client, sampling["model"], asked)
+            state = await self._env.run_rollout({**row}, client, sampling["model"], settings)
         finally:
             await client.close()
-        error = out.get("error")  # an episode that broke off has a reward as well
-        if error and _EMPTY in str(error.get("error_chain_str", error)):
-            return {"reward": 0.0}
-        if error:
+        if error := state.get("error"):  # such an episode has a reward as well, of what there was of it
+            if "EmptyModelResponseError" in str(error.get("error_chain_str", error)):
+                return {"reward": 0.0}
             raise LoradError(str(error.get("error_chain_repr", error)))
-        is_limited = self._lowered and out.get("stop_condition") == "max_turns_reached"
-        metrics = _metrics(out.get("metrics") or {})
-        return {"reward": as_reward(out["reward"]), "metrics": metrics, "is_limited": is_limited}
+        return {
+            "reward": as_reward(state["reward"]),
+            "metrics": _metrics(state.get("metrics") or {}),
+            "is_limited": self._is_lowered and state.get("stop_condition") == "max_turns_reached",
+        }
 
 
 class _Taskset:
     """A taskset, and the harness that plays it.
 
     Attributes:
-        versions: See `Described`.
-        has_tools: See `Described`.
+        serving: Holds what all episodes share.
+        has_tools: Whether it offers the model tools.
     """
 
-    def __init__(self, setup: Any, module: ModuleType) -> None:
-        self._name = setup.file
-        self._v1 = importlib.import_module("verifiers.v1")
+    def __init__(self, setup: Any) -> None:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
-        block = _block(setup, loaders)
         try:
-            config = loaders.resolve_env_config(block)
+            config = loaders.resolve_env_config(_block(setup, loaders))
         except ValueError as error:
             hint = "They are what verifiers writes as its block `env`, such as `{taskset: {split: train}}`."
             raise LoradError(f"env.args: {error}", hint=hint) from None
-        agents = {name: one for name, one in config if hasattr(one, "max_turns") and hasattr(one, "runtime")}
-        self._seats = [name for name, one in agents.items() if one.client is None]
-        self._agents = agents
-        self._lowered = False
-        for agent in agents.values():
+        agents = {name: agent for name, agent in config if _is_agent(agent)}
+        trained = [name for name, agent in agents.items() if agent.client is None]
+        seats = f"has {len(trained)} agents that would be trained together ({', '.join(agents)})"
+        _refuse(setup.file, (len(trained) != 1, seats, _CLIENTS))
+        self._is_lowered = False
+        for seat, agent in agents.items():
+            harness = agent.harness or loaders.default_agent_harness(config.taskset.id)
+            _refuse_unsafe(seat, agent.runtime.type, harness.id, loaders.harness_class(harness.id))
             if agent.max_turns is None or agent.max_turns > setup.turns:
                 agent.max_turns = setup.turns
-                self._lowered = True
-        self._loaders = loaders
-        self._config = config
-        self._check_early()
+                self._is_lowered = True
         self._env = loaders.load_environment(config)
+        self.serving = self._env.serving
+        self._seat = trained[0]
         taskset = self._env.taskset
-        most = _ENDLESS if taskset.INFINITE else None
-        self._tasks = [*itertools.islice(iter(taskset), most)]
-        self.versions = _versions(module)
-        self.has_tools = bool(taskset.toolsets(taskset.config)) or any(
-            type(task).toolsets(task.config) for task in self._tasks[:1]
+        self._tasks = [*itertools.islice(taskset, _ENDLESS if taskset.INFINITE else None)]
+        first = self._tasks[:1]
+        is_here = agents[self._seat].runtime.type == "subprocess"
+        is_boxed = any(type(task).NEEDS_CONTAINER for task in first)
+        is_silent = any(task.data.prompt is None for task in first)
+        _refuse(
+            setup.file,
+            (is_here and is_boxed, "needs a container", _CONTAINER.format(self._seat)),
+            (is_silent, "has tasks without a prompt: somebody else opens the conversation", _ANOTHER),
         )
-
-    def _check_early(self) -> None:
-        """Raise LoradError for what verifiers would begin to do where the environment is made."""
-        if len(self._seats) != 1:
-            seats = ", ".join(self._agents)
-            raise LoradError(
-                f"{self._name} has {len(self._seats)} agents that would be trained together ({seats})",
-                hint="Name a client of their own for all but one: "
-                "`env.args: {judge: {client: {base_url: …, api_key_var: …}}}`.",
-            )
-        for seat, agent in self._agents.items():
-            harness = agent.harness or self._loaders.default_agent_harness(self._config.taskset.id)
-            kind = self._loaders.harness_class(harness.id)
-            place = agent.runtime.type
-            box = "runtime: {type: docker}"
-            in_docker = f"Write `env.args: {{{seat}: {{{box}}}}}` (or apptainer)."
-            if place in _REMOTE:
-                raise LoradError(
-                    f"the agent {seat} runs in the cloud ({place}), which cannot reach the model here",
-                    hint=in_docker,
-                )
-            if harness.id.replace("-", "_") in _OTHER_DIALECTS:
-                raise LoradError(
-                    f"the harness {harness.id} speaks another form than OpenAI's chat",
-                    hint=f"Name another, such as bash in a container: `{{harness: {{id: bash}}, {box}}}`.",
-                )
-            if place == "subprocess" and kind.EXECUTES_CODE:
-                raise LoradError(
-                    f"the harness {harness.id} executes what the model writes, and would do so as you",
-                    hint=in_docker,
-                )
-            is_script = kind.__module__.startswith("verifiers.")
-            if place == "subprocess" and is_script and shutil.which("uv") is None:
-                raise LoradError(
-                    f"the harness {harness.id} is a script that `uv` runs, and there is none",
-                    hint=f"`{sys.executable} -m pip install uv` installs it.",
-                )
-
-    def check(self) -> None:
-        """Raise LoradError for what cannot be played."""
-        seat = self._seats[0]
-        for task in self._tasks[:1]:
-            if self._agents[seat].runtime.type == "subprocess" and type(task).NEEDS_CONTAINER:
-                raise LoradError(
-                    f"{self._name} needs a container",
-                    hint=f"Write `env.args: {{{seat}: {{runtime: {{type: docker}}}}}}` (or apptainer).",
-                )
-            if task.data.prompt is None:
-                raise LoradError(
-                    f"the tasks of {self._name} have no prompt: somebody else opens the conversation",
-                    hint="Choose a taskset whose tasks have one.",
-                )
+        of_tasks = [type(task).toolsets(task.config) for task in first]
+        self.has_tools = any([taskset.toolsets(taskset.config), *of_tasks])
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of each `OwnRow`."""
         for index, task in enumerate(self._tasks):
-            answer = getattr(task.data, "answer", "")
-            said = answer if isinstance(answer, str) else json.dumps(answer, default=str)
-            yield {"index": index, "is_held_out": False, "prompt": _prompt(task), "answer": said}
-
-    def serving(self) -> Any:
-        """Hold what all episodes share."""
-        return self._env.serving()
+            yield _row(index, False, _prompt(task), getattr(task.data, "answer", None))
 
     async def play(self, base_url: str, task: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
         """Play an episode; return the fields of `Played`. Raises what the environment does."""
         own = self._tasks[task["index"]]
-        _refuse_other(_prompt(own), task)
-        asked = {name: value for name, value in sampling.items() if name != "model"}
-        context = self._v1.ModelContext(
+        _refuse_another(_prompt(own), task)
+        v1 = importlib.import_module("verifiers.v1")
+        context = v1.ModelContext(
             model=sampling["model"],
-            client=self._v1.EvalClientConfig(base_url=base_url, api_key_var=_KEY),
-            sampling=self._v1.SamplingConfig(**asked),
+            client=v1.EvalClientConfig(base_url=base_url, api_key_var=_KEY),
+            sampling=v1.SamplingConfig(**{k: value for k, value in sampling.items() if k != "model"}),
         )
         episode = await self._env.run_episode(own, context)
-        traces = [trace for trace in episode.traces if trace.agent.name == self._seats[0]]
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok:
-            said = "; ".join(f"{error.type}: {error.message}" for error in errors)
-            raise LoradError(said or "the episode has no result")
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            raise LoradError(reasons or "the episode has no result")
+        traces = [trace for trace in episode.traces if trace.agent.name == self._seat]
         if len(traces) != 1:
-            raise LoradError(f"the agent {self._seats[0]} played {len(traces)} times, not once")
+            raise LoradError(f"the agent {self._seat} played {len(traces)} times, not once")
         trace = traces[0]
-        rewards = {f"reward/{name}": one.score for name, one in trace.rewards.items() if one is not None}
-        is_limited = self._lowered and trace.stop_condition == "max_turns"
-        metrics = _metrics({**rewards, **trace.metrics})
-        return {"reward": as_reward(trace.reward), "metrics": metrics, "is_limited": is_limited}
+        rewards = {f"reward/{name}": each.score for name, each in trace.rewards.items() if each is not None}
+        return {
+            "reward": as_reward(trace.reward),
+            "metrics": _metrics({**rewards, **trace.metrics}),
+            "is_limited": self._is_lowered and trace.stop_condition == "max_turns",
+        }
+
+
+def _has(env: Any, name: str) -> bool:
+    """Return whether an environment has this dataset, or makes it when it is asked for it."""
+    return getattr(env, f"{name}_source", None) is not None or getattr(env, name, None) is not None
+
+
+def _is_agent(value: Any) -> bool:
+    return hasattr(value, "max_turns") and hasattr(value, "runtime")
 
 
 def _block(setup: Any, loaders: Any) -> dict[str, Any]:
-    """Return the block `env` of verifiers. What neither the spec nor the environment says is not as it is by
-    default: the runtime is this machine instead of a cloud, and the harness one that executes nothing.
+    """Return the block `env` of verifiers, with other defaults: the runtime is this machine instead of a
+    cloud, and the harness executes nothing.
     """
     block: dict[str, Any] = json.loads(json.dumps(setup.args))
     block["taskset"] = {**block.get("taskset", {}), "id": setup.function}
     kind = loaders.env_config_type(setup.function, block.get("id", ""))
-    for name, field in kind.model_fields.items():
-        default = field.default
-        if not (hasattr(default, "max_turns") and hasattr(default, "runtime")):
-            continue
+    defaults = {name: field.default for name, field in kind.model_fields.items() if _is_agent(field.default)}
+    for name, default in defaults.items():
         agent = block[name] = {**block.get(name, {})}
         settled = {*agent, *default.model_fields_set}
         if "runtime" not in settled:
@@ -391,25 +292,46 @@ def _block(setup: Any, loaders: Any) -> dict[str, Any]:
     return block
 
 
+def _refuse_unsafe(seat: str, runtime: str, harness: str, kind: Any) -> None:
+    """Raise LoradError for an agent that cannot reach the model here, or that endangers this machine."""
+    is_here = runtime == "subprocess"
+    box = _CONTAINER.format(seat)
+    speaks_another = harness.replace("-", "_") in _OTHER_DIALECTS
+    lacks_uv = is_here and kind.__module__.startswith("verifiers.") and shutil.which("uv") is None
+    _refuse(
+        f"the harness {harness}",
+        (runtime in _CLOUDS, f"runs in the cloud ({runtime}), which cannot reach the model here", box),
+        (speaks_another, "speaks another form than OpenAI's chat", f"Name another, such as bash. {box}"),
+        (is_here and kind.EXECUTES_CODE, "executes what the model writes, and would do so as you", box),
+        (lacks_uv, "is a script that `uv` runs, and there is none", f"`{_PYTHON} -m pip install uv`."),
+    )
+
+
+def _row(index: int, is_held_out: bool, prompt: Any, answer: Any) -> dict[str, Any]:
+    """Return the fields of an `OwnRow`."""
+    if answer is not None and not isinstance(answer, str):
+        answer = json.dumps(answer, default=str)
+    return {"index": index, "is_held_out": is_held_out, "prompt": prompt, "answer": answer or ""}
+
+
 def _prompt(task: Any) -> Any:
     """Return the prompt of a task with its system prompt, as text or messages."""
     prompt = _plain(task.data.prompt)
     if task.data.system_prompt is None:
         return prompt
-    said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [{"role": "system", "content": task.data.system_prompt}, *said]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [{"role": "system", "content": task.data.system_prompt}, *messages]
 
 
 def _plain(prompt: Any) -> Any:
     """Return a prompt as text, or as messages without keys that say nothing."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt or ""
-    messages: Iterable[Any] = prompt
-    plain = [one.model_dump() if hasattr(one, "model_dump") else {**one} for one in messages]
-    return [{key: value for key, value in one.items() if value is not None} for one in plain]
+    if isinstance(prompt, str):
+        return prompt
+    plain = [each.model_dump() if hasattr(each, "model_dump") else {**each} for each in prompt]
+    return [{key: value for key, value in each.items() if value is not None} for each in plain]
 
 
-def _refuse_other(prompt: Any, task: dict[str, Any]) -> None:
+def _refuse_another(prompt: Any, task: dict[str, Any]) -> None:
     """Raise LoradError where a row is not the one that was listed."""
     if prompt != task["prompt"]:
         raise LoradError(

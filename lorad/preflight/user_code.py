@@ -109,8 +109,12 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
     assert host is not None
     if isinstance(host, Programs):
         _check_program(spec, form, host)
-        if env.package:
-            _check_tools(spec, tokenizer, cwd)
+        if env.package and tokenizer.call_form is None and described(env, cwd).has_tools:
+            raise SpecError(
+                f"{env.name} offers tools, and lorad does not know how this model writes calls of tools",
+                key="env.name",
+                hint="Use a model with a form of calls, such as Qwen's, or an environment without tools.",
+            )
         return
     if env.concurrency > 1:
         raise SpecError(
@@ -164,16 +168,6 @@ def _check_program(spec: Spec, form: Format, programs: Programs) -> None:
             programs.start()
     finally:
         programs.close()
-
-
-def _check_tools(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> None:
-    """Raise SpecError for an environment with tools where the model cannot call any."""
-    if described(spec.env, cwd).has_tools and tokenizer.call_form is None:
-        raise SpecError(
-            f"{spec.env.name} offers tools, and lorad does not know how this model writes calls of tools",
-            key="env.name",
-            hint="Use a model with a form of calls, such as Qwen's, or an environment without tools.",
-        )
 
 
 def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:

@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, MADE, VERIFIERS, Data, Sources, labels_of, single
+from lorad.spec.data import GENERATED, MADE, Data, Sources, labels_of, single
 from lorad.spec.env import EnvSpec
 from lorad.spec.model import Spec
 
@@ -385,16 +386,11 @@ class _Streamed(_Prompts):
 
 
 def load_data(
-    source: Sources,
-    split: Split,
-    data: Data,
-    tokenizer: Tokenizer,
-    seed: int,
-    cwd: Path,
-    env: EnvSpec | None = None,
+    source: Sources, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path
 ) -> Dataset:
-    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start, and `env` the
-    environment of a source that is one. Raises SpecError.
+    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
+
+    Raises SpecError.
     """
     if isinstance(source, str) and source in TASKS:
         refuse_for_chats(data, f"prompts of the task {source} are plain text")
@@ -405,23 +401,26 @@ def load_data(
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
     key = key_of(source, data, tokenizer, cwd, split)
-    return _RowDataset(source, rows_of(source, split, data, cwd, env), data, tokenizer, seed, key)
+    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed, key)
 
 
-def rows_of(
-    source: Sources, split: Split, data: Data, cwd: Path, env: EnvSpec | None = None
-) -> Iterator[Row]:
-    """Yield the rows of `data.train` or `data.eval`, where that is no builtin task; `env` is the environment
-    of a source that is one. Raises SpecError.
-    """
+def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Row]:
+    """Yield the rows of `data.train` or `data.eval`, where that is no builtin task. Raises SpecError."""
 
     def read(name: str) -> Iterator[Row]:
-        if env is not None and name.startswith(VERIFIERS):
-            return environment_rows(env, split, cwd)
         is_generated = name.startswith(GENERATED)
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
     return labelled(source, read)
+
+
+def load_prompts(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
+    """Return the prompts that a run trains on, which may be an environment's own. Raises SpecError."""
+    data = spec.data
+    if spec.env.package:
+        rows = environment_rows(spec.env, "train", cwd)
+        return _RowDataset(data.train, rows, data, tokenizer, spec.seed)
+    return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
 
 
 def load_eval(
@@ -430,7 +429,7 @@ def load_eval(
     """Return the first `problems` held-out problems, the same for every run; empty when the spec has no eval.
 
     Without `data.eval` they are the test split of the task in `data.train`, or the rows of a stream that are
-    held out; a file is taken in its order.
+    held out; a file is taken in its order. An environment of `env` has rows of its own.
     """
     has_split = single(data.train) in TASKS or single(data.train).startswith(MADE)
     source = data.eval or (data.train if has_split or data.streaming else None)
@@ -439,13 +438,14 @@ def load_eval(
     if isinstance(source, str) and source in TASKS:
         return TaskDataset(source, "test", EVAL_SEED, tokenizer, data.max_prompt_tokens).take(0, problems)
     ordered = structs.replace(data, shuffle=False)
-    if data.streaming and (rows := eval_rows(data, problems, cwd)) is not None:
+    rows = eval_rows(data, problems, cwd) if data.streaming else None
+    if env is not None and env.package:
+        rows = islice(environment_rows(env, "test", cwd), problems)
+    if rows is not None:
         first = [*rows]
-        streamed = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
-        return streamed.take(0, streamed.size or 0) if streamed else []
-    if single(source).startswith(VERIFIERS) and next(rows_of(source, "test", data, cwd, env), None) is None:
-        return []
-    dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd, env)
+        held_out = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
+        return held_out.take(0, held_out.size or 0) if held_out else []
+    dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return dataset.take(0, min(problems, dataset.size or problems))
 
 
@@ -481,7 +481,7 @@ def data_of_set(spec: Spec, name: str) -> Data:
     }
     if not settings.data.startswith(GENERATED):
         keys |= {"args": {}, "python": None}
-    if settings.data in TASKS or settings.data.startswith(MADE):
+    if settings.data in TASKS or settings.data.startswith(GENERATED):
         keys |= {"streaming": False}
     return structs.replace(spec.data, train=settings.data, eval=settings.data, **keys)
 

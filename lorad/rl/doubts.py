@@ -90,18 +90,17 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
 
 
 def _of_own_rows(spec: Spec) -> Iterator[SpecError]:
-    """Yield errors of rows that an environment of verifiers does not have, or that are of one not played."""
-    sources = {"data.train": spec.data.train, "data.eval": spec.data.eval}
-    sources |= {f"eval.sets.{name}.data": one.data for name, one in spec.eval.sets.items()}
+    """Yield errors of rows beside those of an environment of verifiers, and of its sandbox."""
     own = spec.env.name if spec.env.package else None
-    for key, names in sources.items():
-        for name in names_of(names):
-            if own is not None and name != own:
-                hint = "Leave it out: the environment has rows of its own, and says which are held out."
-                yield SpecError(f"{own} plays its own rows, and not {name}", key=key, hint=hint)
-            elif own is None and name.startswith(VERIFIERS):
-                hint = f"Write `env: {{name: {name}}}`, and leave {key} out."
-                yield SpecError(f"{name} is an environment, and env.name is not it", key=key, hint=hint)
+    sources = {"data.train": spec.data.train, "data.eval": spec.data.eval}
+    sources |= {f"eval.sets.{name}.data": problems.data for name, problems in spec.eval.sets.items()}
+    for key, name in ((key, name) for key, names in sources.items() for name in names_of(names)):
+        if name != own and (own or name.startswith(VERIFIERS)):
+            hint = "An environment of verifiers has rows of its own: name it in env.name, and no data."
+            yield SpecError(f"env.name plays {own}, and not the rows of {name}", key=key, hint=hint)
+    if own and spec.env.sandbox != "none":
+        problem = f"{own} wants files of its user and the network, which a sandbox has none of"
+        yield SpecError(problem, key="env.sandbox", hint="Leave it out.")
 
 
 def _of_eval(spec: Spec) -> Iterator[SpecError]:

@@ -10,7 +10,7 @@ from lorad.spec.data import VERIFIERS
 from lorad.spec.numbers import Part, Positive, PositiveFloat
 from lorad.spec.user_code import EnvName, memory_bytes
 
-_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?([A-Za-z0-9][\w.-]*)(@[\w.+-]+)?")
+_ID = re.compile(rf"{VERIFIERS}([A-Za-z0-9][\w.-]*/)?([A-Za-z0-9][\w.-]*)(@[\w.+-]+)?")
 
 
 class EnvSpec(Part, frozen=True):
@@ -74,8 +74,7 @@ class EnvSpec(Part, frozen=True):
     @property
     def package(self) -> str:
         """Return the name of an environment of verifiers, without owner and version; "" for any other."""
-        name = self.name or ""
-        match = _ID.fullmatch(name.removeprefix(VERIFIERS)) if name.startswith(VERIFIERS) else None
+        match = _ID.fullmatch(self.name or "")
         return match[2] if match else ""
 
     @property

@@ -309,11 +309,10 @@ def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
     """
     env = data.get("env")
     rows = data.get("data", {})
-    name = env.get("name") if isinstance(env, dict) else None
-    if not isinstance(env, dict) or not isinstance(rows, dict) or not str(name).startswith(VERIFIERS):
+    if not (isinstance(env, dict) and isinstance(rows, dict) and str(env.get("name")).startswith(VERIFIERS)):
         return data
-    many: dict[str, Any] = {"workers": 1, "concurrency": 16, **env}
-    return {"deterministic": False, **data, "env": many, "data": {"train": name} | rows}
+    played = {"workers": 1, "concurrency": 16, **env}
+    return {"deterministic": False, **data, "env": played, "data": {"train": env["name"]} | rows}
 
 
 def _on_init(data: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote, unquote
 
 import pytest
 from msgspec import to_builtins
@@ -14,6 +15,7 @@ from msgspec import to_builtins
 from lorad.envs.programs import Play, Played, Programs
 from lorad.errors import SpecError
 from lorad.rl.generated.environment import described, environment_rows
+from lorad.rl.sources import Row
 from lorad.spec.env import EnvSpec
 
 FAKES = Path(__file__).parent / "fake_verifiers"
@@ -30,7 +32,7 @@ class Door(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.bodies.append({key: value for key, value in body.items() if key != "messages"})
-        said = self.path.split("/")[1]
+        said = unquote(self.path.split("/")[1])
         errors = {"overlong": (TOO_LONG, "context_length_exceeded"), "refused": ("no", "invalid")}
         if said in errors:
             message, code = errors[said]
@@ -62,7 +64,7 @@ def door() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def fakes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Has a test find the stand-in that its name asks for, `new` or the old one, and something called uv."""
+    """Have a test find the stand-in that its name asks for, `new` or the old one, and something called uv."""
     kind = "new" if "new" in request.node.name.split("_") else "old"
     monkeypatch.setenv("PYTHONPATH", str(FAKES / kind))
     (tmp_path / "uv").touch(mode=0o755)
@@ -71,16 +73,16 @@ def fakes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.fixture
 def play(door: str, tmp_path: Path) -> Iterator[Callable[..., list[Played]]]:
-    """Plays the first row once for each text that the model says, all at once in one process."""
+    """Plays a row once for each text that the model says, all at once in one process."""
     opened = list[Programs]()
 
-    def played(name: str, *texts: str, **settings: Any) -> list[Played]:
+    def played(name: str, *texts: str, row: int = 0, **settings: Any) -> list[Played]:
         env = {"workers": 1, "concurrency": 64, "episode_timeout": 60.0, **settings}
         spec = EnvSpec(name=name, **env)
-        row = to_builtins(described(spec, tmp_path).rows[0])
+        task = to_builtins(described(spec, tmp_path).rows[row])
         opened.append(Programs(spec, tmp_path))
         sampling = {"model": "m@1", "temperature": 1.0, "top_p": 0.9, "max_tokens": 16}
-        plays = [Play(f"{door}/{text}/v1", row, sampling) for text in texts]
+        plays = [Play(f"{door}/{quote(text)}/v1", task, sampling) for text in texts]
         with ThreadPoolExecutor(len(plays)) as threads:
             return [*threads.map(opened[-1].play, plays)]
 
@@ -147,21 +149,38 @@ def test_rows_by_chance_are_noticed(play: Callable[..., list[Played]]) -> None:
     assert "row 0 has another prompt" in played.error
 
 
-@pytest.mark.parametrize("name", [CLASSIC, TASKSET], ids=["old", "new"])
-def test_one_prompt_in_16_is_held_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FAKES / ("old" if name == CLASSIC else "new")))
-    trained, held_out = (
-        [row.values["index"] for row in environment_rows(EnvSpec(name=name), split, tmp_path)]
-        for split in ("train", "test")
-    )
-    assert sorted(trained + held_out) == [*range(40)] and 0 < len(held_out) < 8
-
-
-def test_an_eval_dataset_is_held_out(tmp_path: Path) -> None:
-    spec = EnvSpec(name=CLASSIC, args={"evals": 3})
+def split_rows(tmp_path: Path, name: str, **args: Any) -> tuple[list[Row], list[Row]]:
+    """Return the rows that are trained on, and those that are held out; no prompt is in both."""
+    spec = EnvSpec(name=name, args=args)
     trained, held_out = ([*environment_rows(spec, split, tmp_path)] for split in ("train", "test"))
-    assert (len(trained), [row.values["index"] for row in held_out]) == (40, [0, 1, 2])
+    prompts = [{json.dumps(row.values["prompt"]) for row in rows} for rows in (trained, held_out)]
+    assert all(prompts) and prompts[0].isdisjoint(prompts[1])
+    return trained, held_out
+
+
+def test_one_prompt_in_16_is_held_out(tmp_path: Path) -> None:
+    trained, held_out = split_rows(tmp_path, CLASSIC, count=400)
+    assert {row.values["index"] for row in trained + held_out} == {*range(400)}
+    assert 10 < len(held_out) < 40
     assert trained[0].values["prompt"] == [{"role": "user", "content": "S:0="}]
+
+
+def test_of_new_tasksets_rows_are_held_out(tmp_path: Path) -> None:
+    trained, held_out = split_rows(tmp_path, TASKSET)
+    assert len(trained) + len(held_out) == 40 and len(held_out) < 9
+    assert trained[0].values["prompt"][0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(("evals", "held"), [(3, {(0, True), (1, True), (2, True)}), (40, set())])
+def test_what_is_evaluated_is_not_trained(evals: int, held: set[tuple[int, bool]], tmp_path: Path) -> None:
+    trained, held_out = split_rows(tmp_path, CLASSIC, evals=evals)
+    assert len(trained) == 37 if held else 30 < len(trained) < 40
+    assert held == {(row.values["index"], True) for row in held_out if row.values["is_held_out"]}
+
+
+def test_held_out_rows_are_played(play: Callable[..., list[Played]]) -> None:
+    (played,) = play(CLASSIC, "of evals", args={"evals": 1, "eval_kind": "of evals"}, row=-1)
+    assert (played.reward, played.error) == (1.0, "")
 
 
 def test_an_endless_new_taskset_is_cut(tmp_path: Path) -> None:
@@ -175,10 +194,10 @@ def test_a_row_alone_is_refused(tmp_path: Path) -> None:
 
 
 REFUSED_OLD = [
-    (CLASSIC, {"requires_group_rollouts": True}, "rewards of a whole group", "rewards are of one episode"),
-    (CLASSIC, {"message_type": "completion"}, "completions of plain text", "message_type chat"),
+    (CLASSIC, {"requires_group_rollouts": True}, "rewards of a whole group", "another environment"),
+    (CLASSIC, {"message_type": "completion"}, "completions of plain text", "another environment"),
     (CLASSIC, {"kind": "sandbox"}, "has no PRIME_API_KEY", "env.pass_env"),
-    (CLASSIC, {"kind": "evaluates"}, "none to train on", "arguments"),
+    (CLASSIC, {"kind": "evaluates"}, "no dataset to train on", "env.args"),
     ("verifiers:no-such", {}, "has no module no_such", "`prime env install no-such`"),
     ("verifiers:email", {}, "neither load_environment nor a taskset", "vf-eval"),
 ]
@@ -197,9 +216,9 @@ REFUSED_NEW = [
     (TASKSET, {"agent": {"harness": {"id": "bash"}}}, "executes what the model writes", "docker"),
     (TASKSET, {"agent": {"harness": {"id": "codex"}}}, "another form than OpenAI's chat", "bash"),
     (TASKSET, {"taskset": {"boxed": True}}, "needs a container", "docker"),
-    (TASKSET, {"taskset": {"silent": True}}, "have no prompt", "Choose a taskset"),
+    (TASKSET, {"taskset": {"silent": True}}, "tasks without a prompt", "another environment"),
     (TASKSET, {"rows": 3}, "env.args: unknown keys: rows", "block `env`"),
-    ("verifiers:two-seats", {}, "2 agents that would be trained", "client of their own"),
+    ("verifiers:two-seats", {}, "2 agents that would be trained", "all but one a client"),
     ("verifiers:classic-toy", {}, "written for verifiers 0.1 to 0.3", "pip install 'verifiers<0.4'"),
 ]
 

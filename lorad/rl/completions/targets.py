@@ -31,6 +31,7 @@ from lorad.rl.data import (
     chunks,
     load_data,
     load_eval,
+    load_prompts,
     name_of,
     prompt_value_of,
     refuse_for_chats,
@@ -421,7 +422,7 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     if kind == "tinker":
         return NoData()
     if kind == "rl":
-        return load_data(data.train, "train", data, tokenizer, spec.seed, cwd, spec.env)
+        return load_prompts(spec, tokenizer, cwd)
     if single(data.train) in TASKS and kind == "preference":
         raise SpecError(
             f"the task {data.train} has right answers and no wrong ones",

@@ -1,6 +1,5 @@
-"""The environments of `verifiers`: the process that plays one, and the rows that it has."""
+"""The environments of `verifiers`: what the process of one is asked and answers, and the rows that it has."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,30 +10,24 @@ import msgspec
 
 from lorad.box.machine import read_machine
 from lorad.children.user_process import UserProcess, environment, interpreter
-from lorad.children.user_serve import Code, Ready
+from lorad.children.user_serve import ProgramSetup, Ready
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.sources import Row
+from lorad.rl.tasks import split_of
 from lorad.spec.env import EnvSpec
 
-CHILD = "lorad.envs.verifiers_child"
-_KEY = "env.name"
-_HELD_OUT = 16  # prompts, of which one is held out
-_HINT = "Raise env.start_timeout."
+VERIFIERS_CHILD = "lorad.envs.verifiers_child"
 
 
-class EnvironmentSetup(Code):
-    """Names an environment of verifiers in `function`.
+class EnvironmentSetup(ProgramSetup):
+    """Names an environment in `function`, without owner and version, and as the spec does in `file`.
 
     Attributes:
-        args: What it is made with.
-        timeout: Seconds that an episode may take.
         turns: Turns of the model that an episode may have.
         lists_rows: Whether the process is to say what the environment is, and to play nothing.
     """
 
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-    timeout: float = 0.0
     turns: int = 0
     lists_rows: bool = False
 
@@ -44,7 +37,7 @@ class OwnRow(msgspec.Struct, frozen=True):
 
     Attributes:
         index: Its place in the dataset that the environment trains on, or in the one that it evaluates on.
-        is_held_out: Whether it is of the latter.
+        is_held_out: Whether it is in the latter.
         prompt: What the model reads first, as text or messages.
     """
 
@@ -67,8 +60,8 @@ class Described(Ready):
     rows: list[OwnRow] = msgspec.field(default_factory=list)
 
 
-def setup_of(env: EnvSpec) -> EnvironmentSetup:
-    """Return what the process of an environment is told."""
+def setup_of(env: EnvSpec, *, lists_rows: bool = False) -> EnvironmentSetup:
+    """Return what the process of an environment is asked for."""
     return EnvironmentSetup(
         file=env.name or "",
         function=env.package,
@@ -77,12 +70,8 @@ def setup_of(env: EnvSpec) -> EnvironmentSetup:
         args=env.args,
         timeout=env.episode_timeout,
         turns=env.turns,
+        lists_rows=lists_rows,
     )
-
-
-def load_environment(process: UserProcess, env: EnvSpec, setup: EnvironmentSetup) -> Described:
-    """Have the environment imported and made in a process of `CHILD`. Raises SpecError."""
-    return process.load(setup, _KEY, Described, env.start_timeout, _HINT)
 
 
 def described(env: EnvSpec, cwd: Path) -> Described:
@@ -94,27 +83,29 @@ def described(env: EnvSpec, cwd: Path) -> Described:
 def _described(encoded: bytes, cwd: Path) -> Described:
     env = msgspec.json.decode(encoded, type=EnvSpec)
     python = interpreter(env.python, cwd, "env.python")
-    setup = setup_of(env)
-    setup.lists_rows = True
-    process = UserProcess(CHILD, "environment", environment(os.environ, env.pass_env), python)
+    process = UserProcess(VERIFIERS_CHILD, "environment", environment(os.environ, env.pass_env), python)
+    setup = setup_of(env, lists_rows=True)
+    hint = ", or raise env.start_timeout"
     try:
         with HEART.waits():
-            return load_environment(process, env, setup)
+            return process.load(setup, "env.name", Described, env.start_timeout, hint)
     finally:
         process.kill()
 
 
 def environment_rows(env: EnvSpec, split: str, cwd: Path) -> Iterator[Row]:
-    """Yield the rows of a split. Held out is what the environment evaluates on, or one prompt in 16 where it
-    names nothing. Raises SpecError.
+    """Yield the rows of a split; no prompt is in both. Held out is what the environment evaluates on, or one
+    prompt in 16 where it evaluates on all that it trains on, or on nothing. Raises SpecError.
     """
     rows = described(env, cwd).rows
     if len(rows) < 2:
         problem = f"{env.name} has {len(rows)} rows, and a run needs two"
         raise SpecError(problem, key="env.args", hint="Have it make more, by its arguments.")
-    names_own = any(row.is_held_out for row in rows)
-    for number, row in enumerate(rows, 1):
-        chosen = hashlib.sha256(msgspec.json.encode(row.prompt)).digest()[0] % _HELD_OUT == 0
-        is_held_out = row.is_held_out if names_own else chosen
-        if is_held_out == (split == "test"):
+    prompts = [msgspec.json.encode(row.prompt).decode() for row in rows]
+    held_out = {prompt for prompt, row in zip(prompts, rows, strict=True) if row.is_held_out}
+    has_own = bool(held_out) and not held_out.issuperset(prompts)
+    if not has_own:
+        held_out = {prompt for prompt in prompts if split_of(prompt) == "test"} or {min(prompts)}
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True), 1):
+        if (prompt in held_out) == (split == "test") and row.is_held_out == (has_own and split == "test"):
             yield Row(number, f"{env.name}:{number}", msgspec.to_builtins(row))

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from lorad.rl.sources import SUFFIXES, hub_named
 from lorad.rl.tasks import TASKS
-from lorad.spec.data import MADE, single
+from lorad.spec.data import GENERATED, single
 from lorad.spec.model import Spec
 
 
@@ -52,4 +52,4 @@ def commits(spec: Spec) -> dict[str, str]:
 
 
 def _is_local(source: str) -> bool:
-    return source in TASKS or source.startswith(MADE) or Path(source).suffix.lower() in SUFFIXES
+    return source in TASKS or source.startswith(GENERATED) or Path(source).suffix.lower() in SUFFIXES

@@ -17,7 +17,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.inputs import HASHED_BYTES
 from lorad.rl.sources import HUB_FORM, SUFFIXES, Row, hub_library, hub_parts, open_data, read_rows
 from lorad.rl.tasks import TASKS, split_of
-from lorad.spec.data import MADE, Data, single
+from lorad.spec.data import GENERATED, Data, single
 
 Place = dict[str, Any]  # as JSON
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # seconds between attempts, of six requests each
@@ -186,7 +186,7 @@ def eval_rows(data: Data, problems: int, cwd: Path) -> Iterator[Row] | None:
         looked = islice(_rows(reader_of(single(data.train), "train", cwd)), _LOOKED_AT * problems)
         return islice((row for row in looked if _is_held_out(row, data)), problems)
     source = single(data.eval)
-    if not source or source in TASKS or source.startswith(MADE):
+    if not source or source in TASKS or source.startswith(GENERATED):
         return None
     return islice(_rows(reader_of(source, "test", cwd)), problems)
 

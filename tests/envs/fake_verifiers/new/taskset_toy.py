@@ -22,7 +22,7 @@ class ToyTaskset(vf.Taskset):
         prompt = None if getattr(self.config, "silent", False) else "S:{}="
         for number in itertools.count() if self.INFINITE else range(40):
             said = prompt and prompt.format(number)
-            yield kind(SimpleNamespace(prompt=said, system_prompt=None, answer="right"))
+            yield kind(SimpleNamespace(prompt=said, system_prompt="Be brief.", answer="right"))
 
     def toolsets(self, config):
         return ["a tool"] if getattr(config, "tools", False) else []

@@ -36,11 +36,11 @@ def rows(kind, count):
     ]
 
 
-def load_environment(kind="single", count=40, evals=0, **settings):
+def load_environment(kind="single", count=40, evals=0, eval_kind="single", **settings):
     dataset = rows(kind, count)
     if kind == "shuffles":
         random.shuffle(dataset)
     if kind == "evaluates":
         return vf.SingleTurnEnv(None, rows(kind, 3))
     kinds = {"single": vf.SingleTurnEnv, "sandbox": vf.SandboxEnv}
-    return kinds.get(kind, Talk)(dataset, rows(kind, evals) if evals else None, **settings)
+    return kinds.get(kind, Talk)(dataset, rows(eval_kind, evals) if evals else None, **settings)
