@@ -1,37 +1,53 @@
-"""Runs whose environment is of verifiers, a stand-in of it: what the spec implies and what is refused."""
+"""Runs whose environment is of verifiers, a stand-in of it in an interpreter that has nothing else."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lorad.errors import SpecError
-from lorad.preflight.user_code import check_env
-from lorad.rl.data import load_eval
+from lorad.protocol.journal import read
 from lorad.rl.doubts import refuse_contradictions
-from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import Spec, to_json
 from lorad.spec.text import from_json, load_task
-from tests.kit.pool_kit import TINY, Running, running_pool
+from tests.kit.pool_kit import TINY
+from tests.kit.world import World, world
 
 FAKES = Path(__file__).parent / "fake_verifiers"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
 NAME = "verifiers:owner/classic-toy"
+SPEC = """
+model: {path: model}
+env: {name: %s, python: venv/bin/python, turns: 2, start_timeout: 600}
+algorithm: {group_size: 2}
+data: {prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 2}
+rollout: {max_new_tokens: 8}
+eval: {every: 2, problems: 2}
+"""
+CLASSIC = SPEC % f"'{NAME}'"
+TASKSET = SPEC % "'verifiers:taskset-toy'"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    home = tmp_path_factory.mktemp("verifiers")
-    model = shutil.copytree(TINY, home / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    with running_pool(home, deterministic=False, model=str(model), model_path=str(model)) as pool:
-        yield pool
-
-
-@pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FAKES / "old"))
+def home() -> Iterator[World]:
+    """Has a model that speaks in chats, and an interpreter for each stand-in: `venv` and `venv-new`."""
+    with world() as made:
+        model = shutil.copytree(TINY, made.root / "model")
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+        for name, kind in (("venv", "old"), ("venv-new", "new")):
+            bare = made.root / name
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+            (packages,) = bare.glob("lib/python3*/site-packages")
+            (packages / "fakes.pth").write_text(f"{FAKES / kind}\n")
+        (made.root / "venv-new/bin/uv").touch(mode=0o755)
+        yield made
 
 
 def spec_of(*overrides: str) -> Spec:
@@ -49,28 +65,74 @@ def test_an_environment_implies_its_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (f"{{env: '{NAME}', data: {{train: sort}}}}", "plays its own rows, and not sort"),
-        (f"{{env: '{NAME}', data: {{eval: rows.jsonl}}}}", "plays its own rows, and not rows.jsonl"),
-        (f"{{data: {{train: '{NAME}'}}}}", "is an environment, and env.name is not it"),
+        (f"{{env: '{NAME}', data: {{train: sort}}}}", f"plays {NAME}, and not the rows of sort"),
+        (f"{{env: '{NAME}', data: {{eval: rows.jsonl}}}}", "and not the rows of rows.jsonl"),
+        (f"{{env: '{NAME}', eval: {{sets: {{a: {{data: sort}}}}}}}}", "eval.sets.a.data: env.name plays"),
+        (f"{{data: {{train: '{NAME}'}}}}", f"env.name plays None, and not the rows of {NAME}"),
+        (f"{{env: '{NAME}', data: {{streaming: true}}}}", "which alone are streamed"),
         (f"{{env: '{NAME}', reward: gsm8k}}", "gives the reward of an episode"),
+        (f"{{env: {{name: '{NAME}', sandbox: bubblewrap}}}}", "env.sandbox: .* which a sandbox has none of"),
     ],
 )
-def test_rows_of_others_are_refused(text: str, problem: str) -> None:
+def test_what_contradicts_it_is_refused(text: str, problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         refuse_contradictions(load_task(text))
 
 
-def test_an_id_is_needed() -> None:
+@pytest.mark.parametrize("name", ["../x", "a/b/c", "", "-x", "x@"])
+def test_an_id_is_needed(name: str) -> None:
     with pytest.raises(SpecError, match="name is verifiers:ID, such as"):
-        load_task("env: 'verifiers:../x'")
+        load_task(f"env: 'verifiers:{name}'")
 
 
-def test_tools_without_a_form_are_refused(running: Running, tmp_path: Path) -> None:
-    home = Path(running.config.socket).parent
-    tokenizer = Tokenizer(home / "model")
-    plain = spec_of("env.args={kind: talk}")
-    (example,) = load_eval(plain.data, tokenizer, 1, tmp_path, plain.env)
-    check_env(plain, example, tokenizer, tmp_path)
-    with pytest.raises(SpecError, match="offers tools, and lorad does not know"):
-        check_env(spec_of("env.args={kind: talk, tool_defs: [add]}"), example, tokenizer, tmp_path)
-    tokenizer.close()
+@pytest.mark.system
+def test_an_old_environment_is_trained(home: World) -> None:
+    home.run("talks", "env.args={kind: talk}", text=CLASSIC)
+    samples = home.client.samples("talks", step=2)
+    assert len(samples) == 8 and {sample.end for sample in samples} <= {"turns", "done"}
+    steps = home.client.steps("talks")
+    assert len(steps) == 2 and all((step.metrics["env/num_turns"] or 0.0) > 1.0 for step in steps)
+    assert abs(steps[-1].metrics["logprob_difference"] or 0.0) < 1e-3
+    assert [each.score for each in home.client.evals("talks")] == [0.0, 0.0]
+    (attempt,) = (record for record, _ in read(home.home.run("talks").journal) if record.kind == "attempt")
+    assert attempt.data["inputs"]["env.name"]["path"] == f"{NAME} (verifiers 0.3.1)"
+
+
+@pytest.mark.system
+def test_a_new_taskset_is_trained(home: World) -> None:
+    home.run("tasks", "env.python=venv-new/bin/python", text=TASKSET)
+    metrics = home.client.steps("tasks")[-1].metrics
+    assert metrics["env/reward/right"] == metrics["reward"] == 0.0 and metrics["env/letters"] is not None
+
+
+@pytest.mark.system
+def test_a_killed_environment_costs_no_episode(home: World) -> None:
+    waiting = home.root / "waiting"
+    spec = home.spec(CLASSIC, "killed.yaml")
+    args = f"env.args={{kind: first waits, waiting: {waiting}}}"
+    home.lorad("run", spec, args, "eval.every=0", "--name", "killed", "--detach")
+    home.until(waiting.is_symlink, "an episode waits")
+    os.kill(int(waiting.readlink().name), signal.SIGKILL)
+    assert home.over("killed").reason == "completed"
+    samples = [sample for step in (1, 2) for sample in home.client.samples("killed", step=step)]
+    assert len(samples) == 16 and {sample.error or "" for sample in samples} == {""}
+    assert not any(
+        "lorad.envs" in " ".join(p.info["cmdline"] or ())
+        for p in psutil.process_iter(["cmdline", "cwd"])
+        if p.info["cwd"] == str(home.root)
+    )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["env.args={requires_group_rollouts: true}"], "has rewards of a whole group"),
+        (["env.args={kind: talk, tool_defs: [add]}"], "does not know how this model writes calls of tools"),
+        (["env.python=venv-new/bin/python"], "has no module classic_toy"),
+        (["env.name=verifiers:nothing"], "has no module nothing"),
+        (["model.path=builtin:tiny"], "env.format: "),
+    ],
+)
+def test_a_check_refuses_what_cannot_be_played(home: World, overrides: list[str], problem: str) -> None:
+    assert problem in home.lorad("check", home.spec(CLASSIC), *overrides, expect=2).stderr

@@ -21,11 +21,21 @@ class Talk(vf.MultiTurnEnv):
         together -= 1
         if row["answer"] == "hang":
             await asyncio.sleep(600)
+        if row["answer"] == "first waits" and is_first(self.waiting):
+            await asyncio.sleep(600)
         if row["answer"] == "die":
             os.kill(os.getpid(), 9)
         if row["answer"] == "raise":
             raise RuntimeError("a fault of the environment")
         return f"S:{turn}82="
+
+
+def is_first(path):
+    """Leave the number of this process at a path, where there is none yet."""
+    if os.path.lexists(path):
+        return False
+    os.symlink(str(os.getpid()), path)
+    return True
 
 
 def rows(kind, count):
