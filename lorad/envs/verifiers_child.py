@@ -31,7 +31,6 @@ from lorad.errors import LoradError
 _KEY = "LORAD_VERIFIERS_KEY"  # clients want a variable that holds a key, whatever it is
 _ENDLESS = 4096  # rows of a taskset that does not end
 _CLOUDS = ("prime", "modal", "e2b")  # runtimes
-_OTHER_DIALECTS = ("claude_code", "codex")  # harnesses that speak no chat
 _PYTHON = sys.executable
 _ANOTHER = "Choose another environment."
 _CONTAINER = "Write `env.args: {{{}: {{runtime: {{type: docker}}}}}}` (or apptainer)."
@@ -296,12 +295,10 @@ def _refuse_unsafe(seat: str, runtime: str, harness: str, kind: Any) -> None:
     """Raise LoradError for an agent that cannot reach the model here, or that endangers this machine."""
     is_here = runtime == "subprocess"
     box = _CONTAINER.format(seat)
-    speaks_another = harness.replace("-", "_") in _OTHER_DIALECTS
     lacks_uv = is_here and kind.__module__.startswith("verifiers.") and shutil.which("uv") is None
     _refuse(
         f"the harness {harness}",
         (runtime in _CLOUDS, f"runs in the cloud ({runtime}), which cannot reach the model here", box),
-        (speaks_another, "speaks another form than OpenAI's chat", f"Name another, such as bash. {box}"),
         (is_here and kind.EXECUTES_CODE, "executes what the model writes, and would do so as you", box),
         (lacks_uv, "is a script that `uv` runs, and there is none", f"`{_PYTHON} -m pip install uv`."),
     )

@@ -214,7 +214,7 @@ def test_what_cannot_be_played_is_refused(
 REFUSED_NEW = [
     (TASKSET, {"agent": {"runtime": {"type": "modal"}}}, "runs in the cloud (modal)", "docker"),
     (TASKSET, {"agent": {"harness": {"id": "bash"}}}, "executes what the model writes", "docker"),
-    (TASKSET, {"agent": {"harness": {"id": "codex"}}}, "another form than OpenAI's chat", "bash"),
+    (TASKSET, {"agent": {"harness": {"id": "codex"}}}, "and would do so as you", "docker"),
     (TASKSET, {"taskset": {"boxed": True}}, "needs a container", "docker"),
     (TASKSET, {"taskset": {"silent": True}}, "tasks without a prompt", "another environment"),
     (TASKSET, {"rows": 3}, "env.args: unknown keys: rows", "block `env`"),

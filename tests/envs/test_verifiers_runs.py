@@ -89,7 +89,7 @@ def test_an_id_is_needed(name: str) -> None:
 def test_an_old_environment_is_trained(home: World) -> None:
     home.run("talks", "env.args={kind: talk}", text=CLASSIC)
     samples = home.client.samples("talks", step=2)
-    assert len(samples) == 8 and {sample.end for sample in samples} <= {"turns", "done"}
+    assert len(samples) == 8 and {"turns"} <= {sample.end for sample in samples} <= {"turns", "done"}
     steps = home.client.steps("talks")
     assert len(steps) == 2 and all((step.metrics["env/num_turns"] or 0.0) > 1.0 for step in steps)
     assert abs(steps[-1].metrics["logprob_difference"] or 0.0) < 1e-3

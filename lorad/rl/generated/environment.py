@@ -1,5 +1,6 @@
 """The environments of `verifiers`: what the process of one is asked and answers, and the rows that it has."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import lru_cache
@@ -14,10 +15,10 @@ from lorad.children.user_serve import ProgramSetup, Ready
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.sources import Row
-from lorad.rl.tasks import split_of
 from lorad.spec.env import EnvSpec
 
 VERIFIERS_CHILD = "lorad.envs.verifiers_child"
+_HELD_OUT = 16  # prompts, of which one is held out
 
 
 class EnvironmentSetup(ProgramSetup):
@@ -105,7 +106,8 @@ def environment_rows(env: EnvSpec, split: str, cwd: Path) -> Iterator[Row]:
     held_out = {prompt for prompt, row in zip(prompts, rows, strict=True) if row.is_held_out}
     has_own = bool(held_out) and not held_out.issuperset(prompts)
     if not has_own:
-        held_out = {prompt for prompt in prompts if split_of(prompt) == "test"} or {min(prompts)}
+        chosen = {p for p in prompts if hashlib.sha256(p.encode()).digest()[0] % _HELD_OUT == 0}
+        held_out = chosen or {min(prompts)}
     for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True), 1):
         if (prompt in held_out) == (split == "test") and row.is_held_out == (has_own and split == "test"):
             yield Row(number, f"{env.name}:{number}", msgspec.to_builtins(row))

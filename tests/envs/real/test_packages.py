@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.driver.door import door
+from lorad.driver.door.chat import Chat
+from lorad.driver.door.dialects import DIALECTS
 from lorad.errors import SpecError
+from lorad.protocol.batch import Sampling
 from lorad.rl.generated.environment import described
 from lorad.spec.env import EnvSpec
 from tests.driver.driven import Driven
@@ -57,13 +59,13 @@ def test_environments_of_packages_are_trained(
 ) -> None:
     version, name, args, body, metrics = PLAYED[case]
     bodies = list[dict[str, Any]]()
-    read = door.read_chat
+    chat = DIALECTS["chat/completions"]
 
-    def listening(text: bytes, *how: Any) -> Any:
+    def listening(text: bytes, how: Sampling) -> Chat:
         bodies.append(msgspec.json.decode(text))
-        return read(text, *how)
+        return chat.read(text, how)
 
-    monkeypatch.setattr(door, "read_chat", listening)
+    monkeypatch.setitem(DIALECTS, "chat/completions", chat._replace(read=listening))
     home = Path(running.config.socket).parent
     said = msgspec.json.encode(args).decode()
     env = f"env={{name: 'verifiers:{name}', python: {PYTHONS[version]}, args: {said}}}"
@@ -92,7 +94,7 @@ def test_environments_of_packages_are_trained(
         ("0.4", "toy-v0", {}, "written for verifiers 0.1 to 0.3, and"),
         ("0.4", "toy-v1", {"agent": {"runtime": {"type": "prime"}}}, "runs in the cloud"),
         ("0.4", "toy-v1", {"agent": {"harness": {"id": "bash"}}}, "executes what the model writes"),
-        ("0.4", "toy-v1", {"agent": {"harness": {"id": "codex"}}}, "another form than OpenAI's chat"),
+        ("0.4", "toy-v1", {"agent": {"harness": {"id": "codex"}}}, "and would do so as you"),
         ("0.4", "toy-v1", {"id": "user-sim"}, "2 agents that would be trained"),
         ("0.4", "toy-v1", {"taskset": {"rows": 3, "kind": 1}}, "env.args: "),
         ("0.4", "no-such", {}, "has no module no_such"),
