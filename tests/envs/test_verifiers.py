@@ -131,6 +131,19 @@ def test_turns_are_the_environments_own_limit(
     assert (played.metrics["num_turns"], played.is_limited) == (2.0, is_limited)
 
 
+@pytest.mark.parametrize(("own", "turns", "is_limited"), [(None, 1, True), (2, 1, True), (1, 2, False)])
+def test_turns_of_new_environments_are_limited(
+    play: Callable[..., list[Played]], own: int | None, turns: int, is_limited: bool
+) -> None:
+    (played,) = play(TASKSET, "text", args={"agent": {"max_turns": own}}, turns=turns)
+    assert (played.error, played.is_limited) == ("", is_limited)
+
+
+def test_clients_are_closed_after_an_episode(play: Callable[..., list[Played]]) -> None:
+    played = play(CLASSIC, *["text"] * 3, args={"kind": "alone", "max_turns": 1}, concurrency=1)
+    assert [each.error for each in played] == [""] * 3
+
+
 def test_one_process_plays_many_at_once(play: Callable[..., list[Played]]) -> None:
     played = play(CLASSIC, *["text"] * 32, args={"kind": "meet", "max_turns": 1})
     assert {(each.reward, each.error) for each in played} == {(0.0, "")}
@@ -176,6 +189,11 @@ def test_what_is_evaluated_is_not_trained(evals: int, held: set[tuple[int, bool]
     trained, held_out = split_rows(tmp_path, CLASSIC, evals=evals)
     assert len(trained) == 37 if held else 30 < len(trained) < 40
     assert held == {(row.values["index"], True) for row in held_out if row.values["is_held_out"]}
+
+
+def test_one_row_of_few_is_held_out(tmp_path: Path) -> None:
+    trained, held_out = split_rows(tmp_path, CLASSIC, count=2)
+    assert len(trained) == len(held_out) == 1
 
 
 def test_held_out_rows_are_played(play: Callable[..., list[Played]]) -> None:
@@ -236,6 +254,18 @@ def test_what_new_environments_cannot_is_refused(
     monkeypatch.setenv("PYTHONPATH", ":".join(map(str, both)))
     refused = refusal_of(name, tmp_path, args=args)
     assert problem in refused.message and refused.key == "env.name" and remedy in refused.hint
+
+
+def test_an_interpreter_without_verifiers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    refused = refusal_of(CLASSIC, tmp_path)
+    assert "No module named 'verifiers'" in refused.message and "env.python" in refused.hint
+
+
+def test_arguments_of_old_environments_are_known(tmp_path: Path) -> None:
+    refused = refusal_of("verifiers:plain-toy", tmp_path, args={"sort": 1})
+    assert "unexpected keyword argument 'sort' (env.args)" in refused.message
+    assert refused.hint == "It takes: count."
 
 
 def test_a_new_harness_without_uv_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ class Talk(vf.MultiTurnEnv):
             await asyncio.sleep(600)
         if row["answer"] == "die":
             os.kill(os.getpid(), 9)
+        if row["answer"] == "alone" and vf.Client.opened > 1:
+            raise RuntimeError("clients are open")
         if row["answer"] == "raise":
             raise RuntimeError("a fault of the environment")
         return f"S:{turn}82="

@@ -91,6 +91,7 @@ class Env:
 
     def __init__(self, config):
         self.taskset = config.taskset_class(config.taskset)
+        self.agent = config.agents["agent"]
         self.is_serving = False
 
     @contextlib.asynccontextmanager
@@ -108,7 +109,7 @@ class Env:
         trace = SimpleNamespace(
             agent=SimpleNamespace(name="agent"),
             errors=[],
-            stop_condition="agent_completed",
+            stop_condition="max_turns" if self.agent.max_turns == 1 else "agent_completed",
             reward=is_right,
             rewards={"right": SimpleNamespace(score=is_right), "skipped": None},
             metrics={"letters": float(len(said.get("text", "")))},
