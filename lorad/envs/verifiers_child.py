@@ -44,7 +44,9 @@ def main(lifeline: int) -> None:
         os.environ[_KEY] = "none"
         os.environ["PATH"] = os.pathsep.join([str(Path(_PYTHON).parent), os.environ.get("PATH", "")])
         environment = _load(setup)
-        answer = {"versions": _versions(setup), "has_tools": environment.has_tools}
+        packages = packages_distributions().get(setup.function.replace("-", "_"), [])
+        versions = {name: version(name) for name in sorted({"verifiers", *packages})}
+        answer = {"versions": versions, "has_tools": environment.has_tools}
         if setup.lists_rows:
             send_json(replies, answer | {"rows": [*environment.rows()]})
             return
@@ -102,12 +104,6 @@ def _written_for_another(setup: Any, is_old: bool) -> LoradError:
         f"{setup.file} is written for verifiers {versions}, and {_PYTHON} has {version('verifiers')}",
         hint=f"`{_PYTHON} -m pip install '{remedy}'` installs one that plays it.",
     )
-
-
-def _versions(setup: Any) -> dict[str, str]:
-    """Return the versions of verifiers and of the package that the environment comes in."""
-    packages = packages_distributions().get(setup.function.replace("-", "_"), [])
-    return {name: version(name) for name in sorted({"verifiers", *packages})}
 
 
 def _refuse(name: str, *checks: tuple[bool, str, str]) -> None:

@@ -136,3 +136,21 @@ def test_a_killed_environment_costs_no_episode(home: World) -> None:
 )
 def test_a_check_refuses_what_cannot_be_played(home: World, overrides: list[str], problem: str) -> None:
     assert problem in home.lorad("check", home.spec(CLASSIC), *overrides, expect=2).stderr
+
+
+@pytest.mark.system
+def test_a_killed_run_is_resumed(home: World) -> None:
+    waiting = home.root / "waiting for its driver"
+    args = f"env.args={{kind: first waits, waiting: '{waiting}'}}"
+    home.lorad("run", home.spec(CLASSIC, "lost.yaml"), args, "--name", "lost", "--detach")
+    home.until(waiting.is_symlink, "an episode waits")
+    os.kill(home.pid("lost", "driver"), signal.SIGKILL)
+    assert home.over("lost").reason == "lost"
+    home.lorad("resume", "lost", "--wait")
+    assert [step.step for step in home.client.steps("lost")] == [1, 2]
+
+
+@pytest.mark.system
+def test_a_trial_plays_some_episodes(home: World) -> None:
+    tried = home.json("try", home.spec(CLASSIC), "-n", 2)
+    assert len(tried["samples"]) >= 2 and {sample["reward"] for sample in tried["samples"]} == {0.0}
