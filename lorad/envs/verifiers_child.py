@@ -174,12 +174,12 @@ class _Classic:
             state = await self._env.run_rollout({**row}, client, sampling["model"], settings)
         finally:
             await client.close()
-        if error := state.get("error"):  # such an episode has a reward as well, of what there was of it
-            if "EmptyModelResponseError" in str(error.get("error_chain_str", error)):
-                return {"reward": 0.0}
+        error = state.get("error") or {}  # such an episode has a reward as well, of what there was of it
+        is_empty = "EmptyModelResponseError" in str(error.get("error_chain_str", error))
+        if error and not is_empty:
             raise LoradError(str(error.get("error_chain_repr", error)))
         return {
-            "reward": as_reward(state["reward"]),
+            "reward": 0.0 if is_empty else as_reward(state["reward"]),
             "metrics": _metrics(state.get("metrics") or {}),
             "is_limited": self._is_lowered and state.get("stop_condition") == "max_turns_reached",
         }

@@ -102,5 +102,5 @@ def test_a_slow_import_names_its_limit(tmp_path: Path) -> None:
     programs = Programs(EnvSpec(name="slow.py:run", start_timeout=0.2), tmp_path)
     with pytest.raises(SpecError, match=r"no result within 0\.2 s while .*slow\.py was imported") as refused:
         programs.start()
-    assert refused.value.hint == "Mend the file, or raise env.start_timeout."
+    assert refused.value.hint == "Mend slow.py, or raise env.start_timeout."
     programs.close()

@@ -113,7 +113,7 @@ def test_rewards_of_new_environments_are_kept(play: Callable[..., list[Played]])
 
 def test_faults_of_old_environments_have_reasons(play: Callable[..., list[Played]]) -> None:
     silent, overlong, refused = play(CLASSIC, "-", "overlong", "refused")
-    assert (silent.reward, silent.error) == (0.0, "")
+    assert (silent.reward, silent.error, silent.metrics["num_turns"]) == (0.0, "", 0.0)
     assert (overlong.reward, overlong.error) == (0.0, "")
     assert refused.reward is None and '"no"' in refused.error
 
