@@ -5,6 +5,7 @@ from lorad.servers.kind import ATTENTION, DELTA, KERNELS, MLP, ROTATED, UNCLAMPE
 _DELTA = ("in_proj_q", "in_proj_k", "in_proj_v")
 _PARTS = {"in_proj_qkv": Parts(_DELTA, last="in_proj_z")}
 _NO_GATES = "0.5.23 has no target for them (sgl-project/sglang#31522)", ("in_proj_a", "in_proj_b")
+_NO_START = "0.5.23 was not seen to start with it on a CPU"
 
 KIND = ServerKind(
     name="sglang",
@@ -36,7 +37,8 @@ KIND = ServerKind(
     gpu_types={
         "gemma4": KERNELS,
         "granitemoehybrid": KERNELS,
-        "mistral3": "0.5.23 was not seen to start with it on a CPU",
+        "llama4": _NO_START,
+        "mistral3": _NO_START,
         "smollm3": "0.5.23 was not seen to compute its adapters on a CPU",
     },
     gpu_mixtures={"qwen3_5_moe": KERNELS},

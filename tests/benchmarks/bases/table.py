@@ -110,7 +110,9 @@ def render(rows: list[list[str]]) -> str:
 
     lines = [" | ".join(rows[0]), " | ".join(["---"] * len(rows[0]))]
     for family, kind, *cells in rows[1:]:
-        texts = [text.replace(kind.strip("`"), "CLASS").replace(f"of {family}", "of it") for text in cells]
+        architecture = getattr(transformers, kind.strip("`"))
+        names = rf"\b({architecture.__name__}|{family}|{architecture.config_class.model_type})\b"
+        texts = [re.sub(names, "FAMILY", text) for text in cells]
         cells = [re.sub(r"refused in \d+ s: ([^;]+)", numbered, text) for text in texts]
         lines.append(" | ".join([family, kind, *cells]))
     table = "\n".join(f"| {line} |" for line in lines)
