@@ -33,9 +33,10 @@ def by_chunks(tokens: RuleInputs, state: Tensor, chunk: int) -> tuple[Tensor, Te
         F.pad(part, (0, 0, 0, more)).view(rows, heads, -1, chunk, part.shape[-1]) for part in tokens[:3]
     )
     g, beta = (F.pad(part, (0, more)).view(rows, heads, -1, chunk) for part in tokens[3:])
-    ones = torch.ones(chunk, chunk, device=q.device)
-    total = g @ ones.triu()  # up to each token: a GPU's cumsum does not repeat its bits
-    later = ones.triu(1) > 0
+    total = g
+    for bit in range((chunk - 1).bit_length()):  # up to each token: a GPU's cumsum does not repeat its bits
+        total = total + F.pad(total[..., : -(1 << bit)], (1 << bit, 0))
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     inner = (q @ k.mT) * decay
     k_beta = k * beta[..., None]
