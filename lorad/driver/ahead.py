@@ -6,7 +6,7 @@ published, the first ones from version 0. So the step alone decides which versio
 whatever the timing: two runs of one spec do the same, and so does a resumed run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -47,8 +47,8 @@ class Ahead:
             return
         for ahead in range(max([step - 1, *self._trained]) + 1, step + self._limit + 1):
             self._trained[ahead] = step
-            version = self._session.state.version
-            self._futures[ahead] = self._thread.submit(self._make, ahead, version, step)
+            state = self._session.state
+            self._futures[ahead] = self._thread.submit(self._make, ahead, state.version, step, state.known)
 
     def take(self, step: int) -> Rollout:
         """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
@@ -95,9 +95,9 @@ class Ahead:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _make(self, step: int, version: int, trained: int) -> Rollout:
+    def _make(self, step: int, version: int, trained: int, known: Mapping[str, float]) -> Rollout:
         """Make the next rollout. Runs in the thread, one step after another."""
-        planned = plan(self._session, step, self._position, version, trained)
+        planned = plan(self._session, step, self._position, version, trained, known)
         rollout = make(self._session, self._pool, planned)
         self._position += rollout.consumed
         return rollout

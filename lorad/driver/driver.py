@@ -15,6 +15,7 @@ from lorad.driver.preferences import Preferences
 from lorad.driver.publish import publish, publish_changes, reset_reference
 from lorad.driver.record import record
 from lorad.driver.sample import sample
+from lorad.driver.sampling.admission import remember
 from lorad.driver.score import choose, score, too_many_failed
 from lorad.driver.session import Rollout, Session, StepSelection
 from lorad.driver.train import adapt_kl, train, untrained
@@ -83,6 +84,7 @@ def _step(session: Session) -> None:
     if trained.steps:
         session.state.changed = session.state.step + 1
         publish(session, session.state.step + 1)
+    remember(session, rollout, scores)
     if session.ahead is not None:
         session.ahead.go_on(session.state.step + 1)
     record(session, rollout, scored, weighed, trained, started)

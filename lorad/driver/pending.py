@@ -88,6 +88,7 @@ class _KeptRollout(Struct, frozen=True):
     scores: None where one failed; a resume scores all again, perhaps with a reward that was mended.
     masks: bool, which tokens of episodes were sampled; empty without episodes.
     beginnings: text and tokens of the prompt of each episode.
+    left_out: see `Rollout`.
     routes: routes of all tokens, then of the prompt of each row; completions of a group share their first's.
     """
 
@@ -112,6 +113,7 @@ class _KeptRollout(Struct, frozen=True):
     masks: bytes = b""
     beginnings: list[tuple[str, list[int]]] = []
     routes: _KeptRoutes | None = None
+    left_out: dict[str, float] = {}
 
 
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
@@ -189,6 +191,7 @@ def _kept(rollout: Rollout) -> _KeptRollout:
         masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
         beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
         routes=_KeptRoutes.of(samples),
+        left_out={**rollout.left_out},
     )
 
 
@@ -220,6 +223,7 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
         seconds=kept.seconds,
         waited=kept.waited,
         scoring=scoring,
+        left_out=kept.left_out,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from lorad.driver import critic
 from lorad.driver.attempt.metrics import trainer_metrics
+from lorad.driver.sampling.admission import pools
 from lorad.driver.sampling.spread import spread_metrics
 from lorad.driver.session import Rollout, Sample, Session, StepSelection, Weighed
 from lorad.driver.train import Trained
@@ -44,6 +45,7 @@ def record(
     state.idle_steps += not (trained.steps or trained.critic)
     path, digest = write_samples(session, step, _samples(session, rollout, scored, weighed))
     session.seconds["total"] = time.perf_counter() - started
+    leaves_out = session.spec.algorithm.refill or session.spec.data.difficulty
     fact = StepFact(
         version=rollout.plan.version,
         prompts=[group[0].example.id for group in rollout.groups],
@@ -51,7 +53,7 @@ def record(
         samples=path,
         samples_sha256=digest,
         metrics=_metrics(session, rollout, scored, weighed, trained),
-        consumed=None if session.spec.algorithm.refill is None else rollout.consumed,
+        consumed=rollout.consumed if leaves_out else None,
     )
     finish(session, fact, trained.skipped, len(trained.updates) + len(trained.critic))
     about_critic = ""
@@ -109,6 +111,7 @@ def _metrics(
     idle_steps: steps that changed no weight. NAME_total: sum over the run so far.
     prompts_sampled, prompts_used: prompts sampled for the step with dynamic sampling, and how many of them
         have rewards that differ.
+    prompts_easy, prompts_hard: prompts that data.difficulty knows to be so.
     seconds_sample: how long the loop waited for its samples.
     seconds_sampling: how long they took, perhaps meanwhile.
     seconds_score: how long the loop waited for scores.
@@ -152,6 +155,7 @@ def _metrics(
         values["seconds_scoring"] = rollout.scoring.seconds
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
+    values |= dict(pools(session))
     if session.spec.algorithm.has_critic:
         del values["zero_variance_groups"]
     if weighed is not None:

@@ -4,7 +4,7 @@ before.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from msgspec import structs
 
 from lorad.driver.door.play import play_programs
 from lorad.driver.rewards import Rewarder, Score, Scoring
+from lorad.driver.sampling.admission import draw, mean_of
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import count_of, generate, joined, seeds_of
@@ -40,7 +41,7 @@ def sample(session: Session) -> Rollout:
         with session.timed("sample"):
             rollout = session.ahead.take(state.step)
     else:
-        now = plan(session, state.step, state.position, state.version, state.step)
+        now = plan(session, state.step, state.position, state.version, state.step, state.known)
         with session.timed("sample"):
             rollout = make(session, session.pool, now)
     refuse_stale(session, rollout)
@@ -48,10 +49,13 @@ def sample(session: Session) -> Rollout:
     return rollout
 
 
-def plan(session: Session, step: int, position: int, version: int, trained: int) -> Plan:
+def plan(
+    session: Session, step: int, position: int, version: int, trained: int, known: Mapping[str, float]
+) -> Plan:
     """Plan the samples for the step after `step`, by a version that has `trained` steps behind it."""
-    examples = session.train_data.take(position, session.spec.data.prompts_per_step)
-    return Plan(step, examples, position, version, trained)
+    empty = Plan(step, [], position, version, trained, known=known)
+    drawn = draw(session, empty, session.spec.data.prompts_per_step)
+    return replace(empty, examples=drawn.examples, places=drawn.places, looked=drawn.looked)
 
 
 def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
@@ -63,48 +67,53 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     started = time.perf_counter()
     refill = session.spec.algorithm.refill
     size = session.spec.algorithm.group_size
-    groups, generated, scoring = complete(session, pool, planned, size, sampling(session))
     count = len(planned.examples)
-    waited = generated.waited
-    tokens = generated.tokens
-    places = list(range(count))
+    groups, generated, scoring = complete(session, pool, planned, size, sampling(session))
+    made = [generated]
+    places = planned.places
+    looked = planned.looked
     if refill is None:
         seconds = time.perf_counter() - started
-        return Rollout(planned, groups, places, count, count, tokens, seconds, waited, scoring)
+        return Rollout(
+            planned, groups, places, looked, count, generated.tokens, seconds, generated.waited, scoring
+        )
     scores = _by_group(scoring.scores(), size)
-    batches = 1
-    looked = count
     while True:
-        good = [place for place in range(looked) if _is_worth(session, groups[place], scores[place])]
+        sampled = len(groups)
+        good = [index for index in range(sampled) if _is_worth(session, groups[index], scores[index])]
         missing = count - len(good)
         failed = [score.value is None for group in scores for score in group]
         ends_run = sum(failed) > session.spec.max_failures * len(failed)
-        if missing <= 0 or batches == refill.max_batches or ends_run:
+        if missing <= 0 or len(made) == refill.max_batches or ends_run:
             break
-        asked = min(count, math.ceil(missing * looked / max(len(good), 1)))
+        asked = min(count, math.ceil(missing * sampled / max(len(good), 1)))
         if session.train_data.size is not None and looked + asked > session.train_data.size:
             break
-        examples = session.train_data.take(planned.position + looked, asked)
-        asked_for = replace(planned, examples=examples)
-        more, generated, scoring = complete(session, pool, asked_for, size, sampling(session))
+        drawn = draw(session, replace(planned, looked=looked), asked)
+        more, generated, scoring = complete(
+            session, pool, replace(planned, examples=drawn.examples), size, sampling(session)
+        )
+        made.append(generated)
         groups = groups + more
-        waited += generated.waited
-        tokens += generated.tokens
         scores += _by_group(scoring.scores(), size)
-        batches += 1
-        looked += asked
-    others = [place for place in range(looked) if place not in set(good)]  # they count in the normaliser
+        places = places + drawn.places
+        looked = drawn.looked
+    others = [index for index in range(sampled) if index not in set(good)]  # they count in the normaliser
     chosen = sorted([*good[:count], *others[: max(missing, 0)]])
+    consumed = places[chosen[-1]] + 1 if missing <= 0 else looked
+    unused = [index for index in range(sampled) if index not in set(chosen) and places[index] < consumed]
+    means = [(groups[index][0].example.of_row, mean_of(scores[index])) for index in unused]
     return Rollout(
         plan=planned,
-        groups=[groups[place] for place in chosen],
-        places=chosen,
-        consumed=chosen[-1] + 1 if missing <= 0 else looked,
-        sampled=looked,
-        tokens=tokens,
+        groups=[groups[index] for index in chosen],
+        places=[places[index] for index in chosen],
+        consumed=consumed,
+        sampled=sampled,
+        tokens=sum(each.tokens for each in made),
         seconds=time.perf_counter() - started,
-        waited=waited,
-        scoring=Scoring.of([score for place in chosen for score in scores[place]]),
+        waited=sum(each.waited for each in made),
+        scoring=Scoring.of([score for index in chosen for score in scores[index]]),
+        left_out={prompt: mean for prompt, mean in means if mean is not None},
     )
 
 

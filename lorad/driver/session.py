@@ -61,6 +61,7 @@ class State(Struct):
     critic_steps: steps in which the critic learned; a fork that takes a critic along begins with
         algorithm.critic.warmup_steps.
     stream: where to read on in data that are streamed.
+    known: the mean reward of the last group of each prompt that is easy or hard, see `data.difficulty`.
     """
 
     step: int = 0
@@ -78,6 +79,7 @@ class State(Struct):
     reference_sha256: str = ""
     critic_steps: int = 0
     stream: Bookmark | None = None
+    known: dict[str, float] = {}
 
 
 class _Sampler(Protocol):
@@ -275,6 +277,9 @@ class Plan:
     position: prompts consumed before `examples`.
     version: number of the version that is to make them.
     trained: steps that this version has behind it.
+    places: where `examples` stand behind `position`; nothing where no position counts.
+    looked: prompts behind `position` that are not looked at again.
+    known: see `State`.
     """
 
     step: int
@@ -282,6 +287,9 @@ class Plan:
     position: int
     version: int
     trained: int
+    places: list[int] = field(default_factory=list)
+    looked: int = 0
+    known: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def staleness(self) -> int:
@@ -293,13 +301,14 @@ class Plan:
 class Rollout:
     """The samples of one step, group by group; a group has one prompt.
 
-    places: where the prompts stand among all that were sampled, `plan.examples` first.
+    places: where the prompts stand behind the position of the plan.
     consumed: prompts that the next step does not look at again.
     sampled: how many prompts were sampled.
     tokens: how many tokens all of their samples have.
     seconds: wall time of sampling.
     waited: the part of it spent waiting for a turn in the pool.
     scoring: the scores, some of which may still be computed.
+    left_out: the mean reward of each prompt that was sampled and is none of `groups`.
     """
 
     plan: Plan
@@ -311,6 +320,7 @@ class Rollout:
     seconds: float
     waited: float
     scoring: Scoring
+    left_out: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> list[Sample]:

@@ -21,6 +21,7 @@ class Step(Struct, frozen=True):
     what was trained on), of a critic explained_variance, value, value_loss, value_clip_fraction,
     critic_grad_norm, grad_norm, importance_capped, importance_max, rejected (of the weights against the
     engine), kl_coef (where it adapts), prompts_sampled, prompts_used (with dynamic sampling),
+    prompts_easy, prompts_hard (with data.difficulty),
     logprob_difference, logprob_difference_max, staleness_difference, routes_differ, routes_unknown (where
     routes are replayed), those of `lorad/driver/sampling/spread.py`, seconds_publish, seconds_attest,
     trainer_tokens_per_second, trainer_memory, trainer_memory_peak (bytes), mfu, host_cpu, host_memory,

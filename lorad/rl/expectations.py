@@ -25,6 +25,7 @@ _OF_KIND: dict[Kind, tuple[str, ...]] = {
         *("clip_fraction", "kl_coef", "rejected", "importance_capped", "importance_max", "staleness"),
         *("logprob_difference", "logprob_difference_max", "staleness_difference", "failed_rewards"),
         *("failed_rewards_total", "routes_differ", "routes_unknown", "prompts_sampled", "prompts_used"),
+        *("prompts_easy", "prompts_hard"),
         *("explained_variance", "value", "value_loss", "value_clip_fraction", "critic_grad_norm", "rows"),
         *("turns", "observation_tokens", "tool_calls", "tool_errors", "seconds_env", "seconds_sample"),
         *("seconds_sampling", "seconds_score", "seconds_scoring", "seconds_weigh", "reward_min"),

@@ -6,8 +6,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from lorad.errors import SpecError
+from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind, Kl
-from lorad.spec.data import Data
+from lorad.spec.data import Data, single
 from lorad.spec.model import Rollout, Spec
 
 _SAMPLED = ("temperature", "top_p", "top_k", "max_staleness")  # evals are greedy, and of the current version
@@ -55,7 +56,12 @@ def idle_keys(spec: Spec) -> Iterator[SpecError]:
             "kl.reference": kl.reference is None or algorithm.has_reference,
         }
         idle += [f"algorithm.{key}" for key, is_read in reads.items() if not is_read]
-    for key in idle:
+    if kind != "rl" or not algorithm.reads_reward:
+        idle += _changed("data", spec.data, data, ("difficulty",))
+    elif spec.data.difficulty is not None and single(spec.data.train) in TASKS:
+        idle.append("data.difficulty")
+        why = "no prompt of a builtin task comes twice"
+    for key in dict.fromkeys(idle):
         yield SpecError(f"it has no effect: {why}", key=key, hint="Leave it out.")
 
 

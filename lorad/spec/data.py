@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from lorad.spec.numbers import Part, Positive
+from lorad.spec.numbers import Fraction, Part, Positive
 
 GENERATED = "reasoning_gym:"  # a source of rows that an interpreter makes
 VERIFIERS = "verifiers:"  # an environment of that package, and a source of its rows
@@ -18,6 +18,26 @@ Sources = str | list[str] | dict[str, float]
 _MOST_SOURCES = 64
 _LABEL_CHARACTERS = 40
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
+
+
+class Difficulty(Part, frozen=True):
+    """Which prompts are sampled again, by the mean reward of their last group (as prime-rl's pools).
+
+    Attributes:
+        easy: mean reward from which a prompt is easy.
+        hard: mean reward up to which a prompt is hard.
+        keep_easy: share of the easy prompts that is sampled when they come again.
+        keep_hard: share of the hard prompts that is sampled when they come again.
+    """
+
+    easy: float = 1.0
+    hard: float = 0.0
+    keep_easy: Fraction = 0.1
+    keep_hard: Fraction = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.hard < self.easy:
+            raise ValueError(f"hard {self.hard:g} is not below easy {self.easy:g}")
 
 
 class Data(Part, frozen=True):
@@ -59,6 +79,9 @@ class Data(Part, frozen=True):
         chat_template_kwargs: further variables of the chat template, such as `{enable_thinking: false}`.
         system: system prompt of chats that do not bring their own.
         shuffle: shuffle the rows.
+        difficulty: leave out prompts that nearly all or nearly no samples answer: `{}` for the defaults, or
+            `{easy: 0.9, hard: 0.1}`, rewards between which a prompt is always sampled. null samples all. It
+            works from the second round of the data on; what is known is in checkpoints.
         streaming: read the rows of a hub dataset (or a file) while the run trains, instead of all of them
             before it. Without data.eval one row in 16 is held out and evaluated.
         buffer: rows of a stream that are in memory, and shuffled among themselves.
@@ -85,6 +108,7 @@ class Data(Part, frozen=True):
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     system: str | None = None
     shuffle: bool = True
+    difficulty: Difficulty | None = None
     streaming: bool = False
     buffer: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
