@@ -203,7 +203,7 @@ def test_a_version_in_mid_program_is_refused(running: Running, monkeypatch: pyte
     run = Driven(running, home, "mid", f"model.path={home / 'model'}", *HOW, *how)
     says = "tokens of swapped@7 came for mid@0"
     with run.begun() as session, swapped(monkeypatch) as turns, pytest.raises(LoradError, match=says):
-        make(session, session.pool, plan(session, 0, 0, 0, 0))
+        make(session, session.pool, plan(session, 0, 0, 0, 0, {}))
     assert turns[:2] == [0, 1]  # the other sample's program may have begun
 
 

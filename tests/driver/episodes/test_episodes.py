@@ -122,7 +122,7 @@ def test_a_version_in_mid_episode_is_refused(
     run = Driven(running, tmp_path, name, *HOW, *how)
     says = f"tokens of swapped@7 came for {name}@0"
     with run.begun() as session, swapped(monkeypatch) as turns, pytest.raises(LoradError, match=says):
-        make(session, session.pool, plan(session, 0, 0, 0, 0))
+        make(session, session.pool, plan(session, 0, 0, 0, 0, {}))
     assert turns.count(1) >= 1
 
 

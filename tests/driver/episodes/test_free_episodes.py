@@ -108,7 +108,7 @@ def test_an_abort_ends_free_episodes_in_mid_turn(running: Running, tmp_path: Pat
     (tmp_path / "rows.jsonl").write_bytes(ROWS)
     run = Driven(running, tmp_path, "aborted", *HOW, *DATA, "env.name=envs.py:Endless", "deterministic=false")
     with run.begun() as session, ThreadPoolExecutor(1) as threads:
-        under_way = threads.submit(make, session, session.pool, plan(session, 0, 0, 0, 0))
+        under_way = threads.submit(make, session, session.pool, plan(session, 0, 0, 0, 0, {}))
         until(lambda: len(session.pool._others) == 4)
         session.pool.abort()
         with pytest.raises(PoolLost):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lorad.daemon.record.audit import audit
-from lorad.driver.checkpoint import STATE
+from lorad.driver.attempt.checkpoints import STATE
 from lorad.driver.sampling.admission import draw
 from lorad.driver.session import Plan
 from lorad.errors import SpecError

@@ -35,7 +35,7 @@ def test_samples_are_counted_as_they_end(
     with running_pool(tmp_path, deterministic=False) as pool:
         run = Driven(pool, tmp_path, "a", "eval.every=0", *how)
         with run.begun() as session:
-            rollout = make(session, session.pool, plan(session, 0, 0, session.state.version, 0))
+            rollout = make(session, session.pool, plan(session, 0, 0, session.state.version, 0, {}))
     counts = [int(words.split()[1]) for words in told]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 16
     assert told[0] == "sampling 0 of 16" and sum(came) == rollout.tokens
