@@ -48,7 +48,7 @@ class Ahead:
         for ahead in range(max([step - 1, *self._trained]) + 1, step + self._limit + 1):
             self._trained[ahead] = step
             state = self._session.state
-            self._futures[ahead] = self._thread.submit(self._make, ahead, state.version, step, state.known)
+            self._futures[ahead] = self._thread.submit(self._make, ahead, state.version, step, state.ratings)
 
     def take(self, step: int) -> Rollout:
         """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
@@ -95,9 +95,9 @@ class Ahead:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _make(self, step: int, version: int, trained: int, known: Mapping[str, float]) -> Rollout:
+    def _make(self, step: int, version: int, trained: int, ratings: Mapping[str, float]) -> Rollout:
         """Make the next rollout. Runs in the thread, one step after another."""
-        planned = plan(self._session, step, self._position, version, trained, known)
+        planned = plan(self._session, step, self._position, version, trained, ratings)
         rollout = make(self._session, self._pool, planned)
         self._position += rollout.consumed
         return rollout

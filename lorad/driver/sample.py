@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from msgspec import structs
 
 from lorad.driver.door.play import play_programs
 from lorad.driver.rewards import Rewarder, Score, Scoring
-from lorad.driver.sampling.admission import draw, mean_of
+from lorad.driver.sampling.admission import draw, rate
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import count_of, generate, joined, seeds_of
@@ -41,7 +42,7 @@ def sample(session: Session) -> Rollout:
         with session.timed("sample"):
             rollout = session.ahead.take(state.step)
     else:
-        now = plan(session, state.step, state.position, state.version, state.step, state.known)
+        now = plan(session, state.step, state.position, state.version, state.step, state.ratings)
         with session.timed("sample"):
             rollout = make(session, session.pool, now)
     refuse_stale(session, rollout)
@@ -50,12 +51,11 @@ def sample(session: Session) -> Rollout:
 
 
 def plan(
-    session: Session, step: int, position: int, version: int, trained: int, known: Mapping[str, float]
+    session: Session, step: int, position: int, version: int, trained: int, ratings: Mapping[str, float]
 ) -> Plan:
     """Plan the samples for the step after `step`, by a version that has `trained` steps behind it."""
-    empty = Plan(step, [], position, version, trained, known=known)
-    drawn = draw(session, empty, session.spec.data.prompts_per_step)
-    return replace(empty, examples=drawn.examples, places=drawn.places, looked=drawn.looked)
+    empty = Plan(step, [], position, version, trained, ratings=ratings)
+    return draw(session, empty, session.spec.data.prompts_per_step)
 
 
 def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
@@ -69,7 +69,7 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     size = session.spec.algorithm.group_size
     count = len(planned.examples)
     groups, generated, scoring = complete(session, pool, planned, size, sampling(session))
-    made = [generated]
+    calls = [generated]
     places = planned.places
     looked = planned.looked
     if refill is None:
@@ -84,16 +84,14 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
         missing = count - len(good)
         failed = [score.value is None for group in scores for score in group]
         ends_run = sum(failed) > session.spec.max_failures * len(failed)
-        if missing <= 0 or len(made) == refill.max_batches or ends_run:
+        if missing <= 0 or len(calls) == refill.max_batches or ends_run:
             break
         asked = min(count, math.ceil(missing * sampled / max(len(good), 1)))
         if session.train_data.size is not None and looked + asked > session.train_data.size:
             break
         drawn = draw(session, replace(planned, looked=looked), asked)
-        more, generated, scoring = complete(
-            session, pool, replace(planned, examples=drawn.examples), size, sampling(session)
-        )
-        made.append(generated)
+        more, generated, scoring = complete(session, pool, drawn, size, sampling(session))
+        calls.append(generated)
         groups = groups + more
         scores += _by_group(scoring.scores(), size)
         places = places + drawn.places
@@ -102,18 +100,17 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     chosen = sorted([*good[:count], *others[: max(missing, 0)]])
     consumed = places[chosen[-1]] + 1 if missing <= 0 else looked
     unused = [index for index in range(sampled) if index not in set(chosen) and places[index] < consumed]
-    means = [(groups[index][0].example.of_row, mean_of(scores[index])) for index in unused]
     return Rollout(
         plan=planned,
         groups=[groups[index] for index in chosen],
         places=[places[index] for index in chosen],
         consumed=consumed,
         sampled=sampled,
-        tokens=sum(each.tokens for each in made),
+        tokens=sum(each.tokens for each in calls),
         seconds=time.perf_counter() - started,
-        waited=sum(each.waited for each in made),
+        waited=sum(each.waited for each in calls),
         scoring=Scoring.of([score for index in chosen for score in scores[index]]),
-        left_out={prompt: mean for prompt, mean in means if mean is not None},
+        left_out=dict(chain.from_iterable(rate(groups[i], scores[i]).items() for i in unused)),
     )
 
 

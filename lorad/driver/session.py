@@ -61,7 +61,7 @@ class State(Struct):
     critic_steps: steps in which the critic learned; a fork that takes a critic along begins with
         algorithm.critic.warmup_steps.
     stream: where to read on in data that are streamed.
-    known: the mean reward of the last group of each prompt that is easy or hard, see `data.difficulty`.
+    ratings: the mean reward of the last group of each row that is easy or hard, see `data.difficulty`.
     """
 
     step: int = 0
@@ -79,7 +79,7 @@ class State(Struct):
     reference_sha256: str = ""
     critic_steps: int = 0
     stream: Bookmark | None = None
-    known: dict[str, float] = {}
+    ratings: dict[str, float] = {}
 
 
 class _Sampler(Protocol):
@@ -279,7 +279,7 @@ class Plan:
     trained: steps that this version has behind it.
     places: where `examples` stand behind `position`; nothing where no position counts.
     looked: prompts behind `position` that are not looked at again.
-    known: see `State`.
+    ratings: see `State`.
     """
 
     step: int
@@ -289,7 +289,7 @@ class Plan:
     trained: int
     places: list[int] = field(default_factory=list)
     looked: int = 0
-    known: Mapping[str, float] = field(default_factory=dict)
+    ratings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def staleness(self) -> int:
@@ -308,7 +308,7 @@ class Rollout:
     seconds: wall time of sampling.
     waited: the part of it spent waiting for a turn in the pool.
     scoring: the scores, some of which may still be computed.
-    left_out: the mean reward of each prompt that was sampled and is none of `groups`.
+    left_out: the mean reward of each row that was sampled and is none of `groups`.
     """
 
     plan: Plan

@@ -67,11 +67,6 @@ class Example(Struct, frozen=True):
     prompt_value: str | list[dict[str, Any]] | None = None
     answer_value: Any = None
 
-    @property
-    def of_row(self) -> str:
-        """Return the name of its row, under which it comes in every round of the data."""
-        return self.id.rpartition("/")[0]
-
     def for_reward(
         self, completion: str, finish: str, completion_ids: list[int], raw_completion: str = ""
     ) -> RewardInput:

@@ -20,7 +20,7 @@ _LABEL_CHARACTERS = 40
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
 
 
-class Difficulty(Part, frozen=True):
+class _Difficulty(Part, frozen=True):
     """Which prompts are sampled again, by the mean reward of their last group (as prime-rl's pools).
 
     Attributes:
@@ -108,7 +108,7 @@ class Data(Part, frozen=True):
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     system: str | None = None
     shuffle: bool = True
-    difficulty: Difficulty | None = None
+    difficulty: _Difficulty | None = None
     streaming: bool = False
     buffer: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
