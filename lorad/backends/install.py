@@ -105,13 +105,13 @@ def install(recipe: Recipe, prefix: Path, steps: Mapping[str, str]) -> None:
         if _is_ready(venv):
             return
         remove_tree(venv)
-        for number, (what, command) in enumerate(steps.items(), start=1):
-            print(f"==> {recipe.kind}, step {number} of {len(steps)}: {what}", file=sys.stderr, flush=True)
+        for number, (title, command) in enumerate(steps.items(), start=1):
+            print(f"==> {recipe.kind}, step {number} of {len(steps)}: {title}", file=sys.stderr, flush=True)
             # the step inherits the lock: if it outlives this process, nobody else begins
             done = subprocess.run(["sh", "-c", command], stdout=sys.stderr, env=env, pass_fds=(lock,))
             if done.returncode:
                 raise LoradError(
-                    f"{recipe.kind}: {what}: the command ended with {done.returncode}: {command}",
+                    f"{recipe.kind}: {title}: the command ended with {done.returncode}: {command}",
                     hint="What it printed says why. To begin anew, call the same again.",
                 )
         write_whole(venv / READY, b"", mode=0o644)

@@ -86,10 +86,10 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
         ends_run = sum(failed) > session.spec.max_failures * len(failed)
         if missing <= 0 or len(calls) == refill.max_batches or ends_run:
             break
-        asked = min(count, math.ceil(missing * sampled / max(len(good), 1)))
-        if session.train_data.size is not None and looked + asked > session.train_data.size:
+        further = min(count, math.ceil(missing * sampled / max(len(good), 1)))
+        if session.train_data.size is not None and looked + further > session.train_data.size:
             break
-        drawn = draw(session, replace(planned, looked=looked), asked)
+        drawn = draw(session, replace(planned, looked=looked), further)
         more, generated, scoring = complete(session, pool, drawn, size, sampling(session))
         calls.append(generated)
         groups = groups + more

@@ -39,10 +39,6 @@ def kill_server(made: World, run: str, kind: str) -> None:
     os.kill(launched[0].pid, signal.SIGKILL)
 
 
-def reached(made: World, run: str, step: int) -> None:
-    made.until(lambda: made.client.show(run).step >= step, f"{run} at step {step}")
-
-
 UNTIL_IT_LEARNED = (30, 6, 12)
 """How many steps, and before which the server and the pool are killed."""
 
@@ -55,9 +51,9 @@ def test_run_outlives_its_server(kind: str) -> None:
         backend = f"rollout.backend={kind}"
         few = "trainer.steps=5", "eval.problems=32", backend
         made.lorad("run", made.spec(SPEC), *few, "--name", "sorter", "--detach")
-        reached(made, "sorter", 2)
+        made.reached("sorter", 2)
         kill_server(made, "sorter", kind)
-        reached(made, "sorter", 5)
+        made.reached("sorter", 5)
         shown = made.completed("sorter")
         assert len(shown.attempts) == 1, "the loss of a server must not end the run"
         assert {version.attested for version in made.client.adapters("sorter")} == {"passed"}
@@ -73,14 +69,14 @@ def test_run_outlives_its_server_and_its_pool(kind: str, mode: str) -> None:
         length = (f"trainer.steps={whole}", f"checkpoint.every={first - 1}")
         backends = (f"rollout.backend={kind}", f"pool.mode={mode}")
         made.lorad("run", made.spec(SPEC), *length, *backends, "--name", "sorter", "--detach")
-        reached(made, "sorter", first)
+        made.reached("sorter", first)
         kill_server(made, "sorter", kind)
-        reached(made, "sorter", second)
+        made.reached("sorter", second)
         assert len(made.client.show("sorter").attempts) == 1, "the loss of a server must not end the run"
         os.kill(made.pid("sorter", "pool"), signal.SIGKILL)
         assert made.over("sorter").reason == "lost"
         made.lorad("resume", "sorter", "--detach")
-        reached(made, "sorter", whole)
+        made.reached("sorter", whole)
         shown = made.over("sorter")
         assert (shown.reason, shown.step) == ("completed", whole), shown
         assert (shown.eval_last or 0.0) >= 0.8, shown
@@ -123,7 +119,7 @@ def test_rslora_on_one_target_is_always_attested(kind: str) -> None:
         configure(made, kind)
         lora = ("lora.rslora=true", "lora.target_modules=up_proj", "attest.amplified_every=1")
         made.lorad("run", made.spec(SMALL), f"rollout.backend={kind}", *lora, "--name", "sorter", "--detach")
-        reached(made, "sorter", 2)
+        made.reached("sorter", 2)
         kill_server(made, "sorter", kind)
         made.completed("sorter")
         made.lorad("fork", "sorter@6", "--name", "more", "--steps", 2, "--wait")
