@@ -32,74 +32,94 @@ class _Command(NamedTuple):
     """A command of `lorad`.
 
     place: `module:name` inside lorad.cli.commands: a function, or a Typer with commands of its own.
-    about: what a shell shows beside the name.
+    about: what a shell and `lorad --help` show beside the name.
     """
 
     place: str
     about: str
 
 
-_COMMANDS = {
-    "run": _Command("run:run", "check a spec, start a run, follow it"),
-    "job": _Command("specs.job:job", "a run with a daemon of its own, for Slurm, Ray and other schedulers"),
-    "check": _Command("specs.check:check", "a spec alone: what it comes to, and when it would start"),
-    "spec": _Command("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
-    "try": _Command("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
-    "list": _Command("list:list_", "runs, and why they wait"),
-    "show": _Command("show:show", "everything about a run"),
-    "why": _Command("show:why", "why a run does not learn"),
-    "attach": _Command("run:attach", "follow a run as `lorad run` does"),
-    "diff": _Command("show:diff", "what two runs have otherwise, and their curves side by side"),
-    "open": _Command("show:open_", "its directory: cd $(lorad open RUN)"),
-    "logs": _Command("logs:logs", "what its processes print, or the daemon, or the gateway"),
-    "wait": _Command("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
-    "resume": _Command("run:resume", "continue from a checkpoint"),
-    "pause": _Command("control:pause", "interrupt runs after this step"),
-    "stop": _Command("control:stop", "end runs after this step"),
-    "kill": _Command("control:kill", "end runs at once"),
-    "rm": _Command("control:rm", "delete runs that are over"),
-    "tag": _Command("marks.labels:tag_app", "words of yours on a run"),
-    "note": _Command("marks.labels:note", "a sentence of yours on a run"),
-    "rename": _Command("marks.labels:rename", "another name for a run"),
-    "edit": _Command("marks.queued:edit", "change what a queued run asks for"),
-    "groups": _Command("marks.queued:groups", "how many runs of a group work at a time"),
-    "sweep": _Command(
-        "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
-    ),
-    "fork": _Command("run:fork", "start a new run from a version of another one"),
-    "eval": _Command("serve:evaluate", "a version on rows of yours, by a reward"),
-    "adapters": _Command("versions:adapters", "versions"),
-    "checkpoints": _Command("files:checkpoints", "what it can be resumed from"),
-    "export": _Command("versions:export", "a version as a PEFT directory"),
-    "verify": _Command("files:verify", "is all of it what it was?"),
-    "samples": _Command("samples:samples", "what the model wrote"),
-    "replay": _Command("episodes:replay", "recorded episodes against fresh environments"),
-    "plot": _Command("plot:plot_", "curves in the terminal, or as PNG, SVG, CSV"),
-    "report": _Command("plot:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
-    "metrics": _Command("metrics:metrics", "all that it measured: as a table, CSV or Parquet"),
-    "log-metrics": _Command("metrics:log_metrics", "all that it measured, into TensorBoard, W&B or MLflow"),
-    "notify": _Command("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
-    "pin": _Command("versions:pin", "keep versions"),
-    "unpin": _Command("versions:unpin", "let versions go"),
-    "swap": _Command("aliases:swap", "serve another version"),
-    "aliases": _Command("aliases:aliases", "what is served under which name, and who asks for it how much"),
-    "serve": _Command("serve:serve", "serve adapters on a base that stays warm"),
-    "generate": _Command("serve:generate", "try a version"),
-    "tinker": _Command("tinker.door:app", "let the official tinker client train here"),
-    "models": _Command("specs.models:models_app", "small chat models to start with: get one"),
-    "pools": _Command("pools:pools_app", "base models that are kept warm"),
-    "devices": _Command("pools:devices_app", "what there is to run on; keep a device from lorad for a while"),
-    "nodes": _Command("pools:nodes", "the nodes of a cluster, and who has them"),
-    "bill": _Command("pools:bill", "who used how much, and what it costs"),
-    "gc": _Command("files:gc", "delete files that nothing can ask for"),
-    "top": _Command("dashboard:top", "what the dashboard shows, in plain tables"),
-    "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
-    "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
-    "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
-    "doctor": _Command("doctor:doctor", "check this machine and this home"),
-    "init": _Command("setup:init", "a spec to start from"),
-    "completion": _Command("setup:completion", "a script to source"),
+# By the panels of `lorad --help`; in each as a user meets them.
+_PANELS = {
+    "Runs": {
+        "spec": _Command("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
+        "check": _Command("specs.check:check", "a spec alone: what it comes to, and when it would start"),
+        "try": _Command("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
+        "run": _Command("run:run", "check a spec, start a run, follow it"),
+        "job": _Command(
+            "specs.job:job", "a run with a daemon of its own, for Slurm, Ray and other schedulers"
+        ),
+        "sweep": _Command(
+            "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
+        ),
+        "edit": _Command("marks.queued:edit", "change what a queued run asks for"),
+        "groups": _Command("marks.queued:groups", "how many runs of a group work at a time"),
+        "pause": _Command("control:pause", "interrupt runs after this step"),
+        "resume": _Command("run:resume", "continue from a checkpoint"),
+        "stop": _Command("control:stop", "end runs after this step"),
+        "kill": _Command("control:kill", "end runs at once"),
+        "wait": _Command("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
+        "fork": _Command("run:fork", "start a new run from a version of another one"),
+        "tag": _Command("marks.labels:tag_app", "words of yours on a run"),
+        "note": _Command("marks.labels:note", "a sentence of yours on a run"),
+        "rename": _Command("marks.labels:rename", "another name for a run"),
+        "rm": _Command("control:rm", "delete runs that are over"),
+    },
+    "Look": {
+        "list": _Command("list:list_", "runs, and why they wait"),
+        "show": _Command("show:show", "everything about a run"),
+        "attach": _Command("run:attach", "follow a run as `lorad run` does"),
+        "logs": _Command("logs:logs", "what processes of a run print, or the daemon, or the gateway"),
+        "samples": _Command("samples:samples", "what the model wrote"),
+        "plot": _Command("plot:plot_", "curves in the terminal, or as PNG, SVG, CSV"),
+        "why": _Command("show:why", "why a run does not learn"),
+        "diff": _Command("show:diff", "what two runs have otherwise, and their curves side by side"),
+        "metrics": _Command("metrics:metrics", "all that a run measured: as a table, CSV or Parquet"),
+        "log-metrics": _Command(
+            "metrics:log_metrics", "all that a run measured, into TensorBoard, W&B or MLflow"
+        ),
+        "report": _Command("plot:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
+        "replay": _Command("episodes:replay", "recorded episodes against fresh environments"),
+        "open": _Command("show:open_", "directory of a run: cd $(lorad open RUN)"),
+        "top": _Command("dashboard:top", "what the dashboard shows, in plain tables"),
+        "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
+    },
+    "Versions and serving": {
+        "adapters": _Command("versions:adapters", "versions of adapters"),
+        "checkpoints": _Command("files:checkpoints", "what a run can be resumed from"),
+        "pin": _Command("versions:pin", "keep versions"),
+        "unpin": _Command("versions:unpin", "let versions go"),
+        "eval": _Command("serve:evaluate", "a version on rows of yours, by a reward"),
+        "generate": _Command("serve:generate", "try a version"),
+        "swap": _Command("aliases:swap", "serve another version"),
+        "aliases": _Command(
+            "aliases:aliases", "what is served under which name, and who asks for it how much"
+        ),
+        "serve": _Command("serve:serve", "serve adapters on a base that stays warm"),
+        "export": _Command("versions:export", "a version as a PEFT directory"),
+        "verify": _Command("files:verify", "hash and attest what a run has made, again"),
+        "tinker": _Command("tinker.door:app", "let the official tinker client train here"),
+    },
+    "Box": {
+        "devices": _Command(
+            "pools:devices_app", "what there is to run on; keep a device from lorad for a while"
+        ),
+        "pools": _Command("pools:pools_app", "base models that are kept warm"),
+        "nodes": _Command("pools:nodes", "the nodes of a cluster, and who has them"),
+        "bill": _Command("pools:bill", "who used how much, and what it costs"),
+        "gc": _Command("files:gc", "delete files that nothing can ask for"),
+        "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
+    },
+    "Set-up": {
+        "init": _Command("setup:init", "a spec to start from"),
+        "doctor": _Command("doctor:doctor", "check this machine and this home"),
+        "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
+        "models": _Command("specs.models:models_app", "small chat models to start with: get one"),
+        "notify": _Command("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
+        "completion": _Command("setup:completion", "a script to source"),
+    },
 }
+_COMMANDS = {name: command for commands in _PANELS.values() for name, command in commands.items()}
 
 
 # What people type who come from other tools: for the first it is the command, for the others a hint.
@@ -154,6 +174,23 @@ class _LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print each command with what it is about, in panels; none is imported."""
+        commands: dict[str, Any] = {
+            name: TyperCommand(name, help=command.about, rich_help_panel=panel)
+            for panel, names in _PANELS.items()
+            for name, command in names.items()
+        }
+        listing = TyperGroup(
+            name=self.name,
+            commands=commands,
+            params=self.params,
+            help=self.help,
+            rich_markup_mode=self.rich_markup_mode,
+            context_settings=self.context_settings,
+        )
+        listing.format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Offer every verb with what it is about; none is imported."""

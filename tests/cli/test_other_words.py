@@ -1,5 +1,7 @@
 """Commands and flags of other tools."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,24 @@ def test_every_hint_names_commands() -> None:
     names = {name.split()[0] for names in cli._MEANT.values() for name in names} | {*cli._ALIASES.values()}
     assert names <= {*cli._COMMANDS, "--version"}
     assert not {*cli._MEANT, *cli._ALIASES} & {*cli._COMMANDS}
+
+
+def test_help_names_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--help")
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.split()[1] for line in lines if line.startswith("│ ") and line[2] not in " -"]
+    panels = [line.split("─")[1].strip() for line in lines if line.startswith("╭")]
+    assert named == [*cli._COMMANDS]
+    assert panels == ["Options", *cli._PANELS]
+
+
+def test_help_imports_no_command() -> None:
+    look = (
+        "import sys; from lorad.cli.app import app; app(['--help'], standalone_mode=False);"
+        "print([name for name in sys.modules if name.startswith('lorad.cli.commands.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_init_names_what_is_not_there(
