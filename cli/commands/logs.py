@@ -2,21 +2,27 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from lorad.bounds import LINE_CHARACTERS
 from lorad.box.paths import Home
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson
 from lorad.client.client import Client
+from lorad.client.log_lines import LEVELS, Sieve, Wish, wish
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
 from lorad.records.runs import LogPart
+from lorad.selection import seconds_in
 
 _WITHOUT_RUN = ("daemon", "gateway")
 _SHOWN = 1 << 16  # bytes that are shown where no number of lines is given
-_MOST = 1 << 20  # bytes in which lines are looked for
+_MOST = 1 << 20  # bytes in which the last lines are looked for
+_KEPT = 8 << 20  # characters of lines that are kept until the end of a log is reached
 _PERIOD = 0.3  # seconds between looks
 _Read = Callable[[int], LogPart]  # from an offset
 
@@ -54,17 +60,37 @@ def logs(
         str | None,
         typer.Option(help="Only what the processes on this node of a cluster print.", show_default=False),
     ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(
+            help="Lines with these words, in any case: 'nan', '\"out of memory\"', 'warning !resource'.",
+            show_default=False,
+        ),
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            help="Lines of this level or a worse one: warning, error; with their tracebacks.",
+            show_default=False,
+            autocompletion=candidates.words(*LEVELS),
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Lines written at most so long ago: 10m, 2h.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run."""
-    client = Client()
-    _refuse_contradiction(run, of, every=every, attempt=attempt)
-    if every and run is not None:
-        _all_of(client, run, lines, follow=follow, as_json=as_json)
-        return
+    """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run.
 
-    if node is not None:
-        _of_node(client, run, of, node, lines, follow=follow, as_json=as_json)
+    With --grep, --level, --since or --node the whole log is read, and -n counts lines that fit.
+    """
+    client = Client()
+    _refuse_contradiction(run, of, every=every, attempt=attempt, node=node)
+    age = seconds_in("--since", since)
+    sought = wish(grep, level, age, node, time.time())
+    if (every and run is not None) or sought:
+        one = None if every else of or "driver"
+        _by_lines(client, run, one, attempt, lines, sought, follow=follow, as_json=as_json)
         return
 
     def read(offset: int) -> LogPart:
@@ -83,45 +109,20 @@ def logs(
         part = read(part.offset)
 
 
-def _refuse_contradiction(run: str | None, of: str | None, *, every: bool, attempt: int | None) -> None:
+def _refuse_contradiction(
+    run: str | None, of: str | None, *, every: bool, attempt: int | None, node: str | None
+) -> None:
     """Raises SpecError."""
     if every and (run is None or of is not None or attempt is not None):
         hint = "`lorad logs RUN --all`, without --of and --attempt."
         raise SpecError("--all shows all logs of one run", hint=hint)
+    if node is not None and (run is None or of is None):
+        hint = f"`lorad logs RUN --of trainer --node {node}`."
+        raise SpecError("--node chooses lines of one log of a run", hint=hint)
     of = of or "driver"
     if (of in _WITHOUT_RUN) == (run is not None):
         hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
         raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
-
-
-def _of_node(
-    client: Client,
-    run: str | None,
-    of: str | None,
-    node: str,
-    lines: int | None,
-    *,
-    follow: bool,
-    as_json: bool,
-) -> None:
-    """Print those lines of a log that came from a node: they begin with its name. Raises SpecError."""
-    if run is None or of is None or as_json:
-        hint = f"`lorad logs RUN --of trainer --node {node}`."
-        raise SpecError("--node chooses lines of one log of a run, for people", hint=hint)
-    log = _Log(client, run, of)
-    begins = f"{node}: "
-    log.begin(None)
-    most = lines
-    while True:
-        over = not follow or (not log.part.text and _is_over(client, run, None))
-        texts = [line.removeprefix(begins) for line in log.lines(last=over) if line.startswith(begins)]
-        for line in texts if most is None else texts[len(texts) - most :] if most else ():
-            print(output.printable(line), flush=True)
-        most = None
-        if over:
-            return
-        time.sleep(0 if log.part.text else _PERIOD)
-        log.advance()
 
 
 def _is_over(client: Client, run: str, attempt: int | None) -> bool:
@@ -146,60 +147,115 @@ def _end(read: _Read, lines: int | None) -> LogPart:
 
 
 class _Log:
-    """One of several logs: prints its whole lines, each with the name of the process."""
+    """One of several logs, line by line: those that are asked for."""
 
-    def __init__(self, client: Client, run: str, of: str) -> None:
-        self.of = of
-        self._client = client
-        self._run = run
+    def __init__(self, read: _Read, sought: Wish) -> None:
         self.part = LogPart("")
+        self.sieve = Sieve(sought)
+        self._read = read
+        self._sought = sought
+        self._first: deque[str] = deque()
         self._rest = ""
 
-    def begin(self, lines: int | None) -> None:
-        self.part = _end(self.read, lines)
+    def begin(self, lines: int | None, *, follow: bool) -> None:
+        """Read the end of the log, or all of it, in parts, where lines of it are asked for."""
+        if not self._sought:
+            self.part = _end(self._read, lines)
+            return
+        kept = 0
+        self.part = self._read(0)
+        end = self.part.size
+        while True:
+            is_end = self.part.offset >= end or not self.part.text
+            for line in self._came(last=is_end and not follow):
+                self._first.append(line)
+                kept += len(line)
+                most = len(self._first) if lines is None else lines
+                while len(self._first) > most or (kept > _KEPT and len(self._first) > 1):
+                    kept -= len(self._first.popleft())
+            if is_end:
+                self.part = LogPart("", self.part.offset, self.part.size)
+                return
+            self.part = self._read(self.part.offset)
 
-    def read(self, offset: int) -> LogPart:
-        return self._client.logs(self._run, of=self.of, offset=offset)
+    def whole(self) -> LogPart:
+        """Give what was read at first: of lines that are asked for, these."""
+        if not self._sought:
+            return self.part
+        return LogPart("".join(f"{line}\n" for line in self._first), self.part.offset, self.part.size)
 
     def advance(self) -> None:
-        self.part = self.read(self.part.offset)
+        self.part = self._read(self.part.offset)
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """Yield what came since the last time. last: also a line without its end."""
-        *whole, self._rest = (self._rest + self.part.text).split("\n")
-        yield from whole
-        if last and self._rest:
-            yield self._rest
-            self._rest = ""
+        while self._first:
+            yield self._first.popleft()
+        yield from self._came(last=last)
+
+    def _came(self, *, last: bool) -> Iterator[str]:
+        *whole, rest = (self._rest + self.part.text).split("\n")
+        self._rest = "" if last else rest[:LINE_CHARACTERS]
+        yield from self.sieve.choose([*whole, rest] if last and rest else whole)
 
 
-def _all_of(client: Client, run: str, lines: int | None, *, follow: bool, as_json: bool) -> None:
-    """Print all logs of a run: first the end of each, then what comes, as it comes."""
+def _by_lines(
+    client: Client,
+    run: str | None,
+    of: str | None,
+    attempt: int | None,
+    lines: int | None,
+    sought: Wish,
+    *,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print lines of one log, or of all of a run: first what there is, then what comes, as it comes.
+
+    of: which log; None for all of the run.
+    """
     logs: dict[str, _Log] = {}
 
     def meet(lines: int | None) -> None:
-        for of in client.log_names(run):
-            if of not in logs:
-                logs[of] = _Log(client, run, of)
-                logs[of].begin(lines)
+        for name in [of] if of is not None else client.log_names(run or ""):
+            if name not in logs:
+                logs[name] = _Log(partial(_read, client, run, name, attempt or 0), sought)
+                logs[name].begin(lines, follow=follow and not as_json)
 
     meet(lines)
+    if sought.since:
+        _tell_timeless(logs, is_one=of is not None)
     if as_json:
-        output.print_json({of: log.part for of, log in logs.items()})
+        parts = {name: log.whole() for name, log in logs.items()}
+        output.print_json(parts if of is None else parts[of])
         return
+    count = 0
     while True:
         width = max(map(len, logs))
         came = any(log.part.text for log in logs.values())
-        over = not follow or (not came and _is_over(client, run, None))
-        for log in logs.values():
+        over = not follow or (not came and run is not None and _is_over(client, run, attempt))
+        for name, log in logs.items():
             for line in log.lines(last=over):
-                print(output.printable(f"{log.of:<{width}} | {line}"), flush=True)
+                count += 1
+                print(output.printable(f"{name:<{width}} | {line}" if of is None else line), flush=True)
         if over:
-            return
+            break
         time.sleep(0 if came else _PERIOD)
         for log in logs.values():
             log.advance()
         meet(None)  # a pool that came up meanwhile
+    if sought.words and not count:
+        output.note("No line fits. --grep looks for words as they stand, not for an expression.")
+
+
+def _tell_timeless(logs: dict[str, _Log], *, is_one: bool) -> None:
+    """Say which logs have no times. Raises SpecError where it is the only one."""
+    for name, log in logs.items():
+        if log.part.size and not log.sieve.has_times:
+            if is_one:
+                hint = "Leave --since out: -n 100 shows the last lines."
+                raise SpecError(f"no line of the {name}'s log says when it was written", hint=hint)
+            output.note(f"{name}: none of its lines says when it was written, so --since leaves all out.")
 
 
 def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -> LogPart:
@@ -208,18 +264,17 @@ def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -
     try:
         return client.own_logs(of, offset=offset)
     except DaemonUnreachable:  # when its log is wanted most
-        if offset >= 0:
-            raise
-        return _end_of(client.home, of, -offset)
+        return _part_of(client.home, of, offset)
 
 
-def _end_of(home: Home, of: str, most: int) -> LogPart:
-    """Read the end of a log as this user may read it, at most so many bytes. Raises NotFound, OSError."""
+def _part_of(home: Home, of: str, offset: int) -> LogPart:
+    """Read a part of a log as this user may read it. Raises NotFound, OSError."""
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
     paths = [home.daemon_log] if of == "daemon" else lives
     if not paths or not paths[-1].exists():
         raise NotFound(f"there is no log of a {of} in {home.root}", hint=f"No {of} has worked there yet.")
     with paths[-1].open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - most))
-        return LogPart(file.read().decode(errors="replace"), size, size)
+        start = file.seek(min(size, offset) if offset >= 0 else max(0, size + offset))
+        data = file.read(_MOST)
+        return LogPart(data.decode(errors="replace"), start + len(data), size)

@@ -10,12 +10,12 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from lorad.client.client import Client
+from lorad.client.log_lines import Words, words
 from lorad.records.runs import Event, RunDetails
 from lorad.text import number, one_line
 from lorad.tui import keys
 from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
-from lorad.tui.run.log_lines import Words, words
 from lorad.tui.screens.tab import FilteredTab
 from lorad.tui.widgets.columns import TableColumn
 from lorad.tui.widgets.line import Line

@@ -1,29 +1,20 @@
 """The lines of a log that grows: as many as are kept, and those that a filter wants. No Textual here."""
 
-import re
 from collections.abc import Iterable
 
 from rich.cells import cell_len
 
+from lorad.client.log_lines import Words, wanted, words
 from lorad.text import printable
 
 _MOST = 50_000  # lines that are kept, and a tenth more until the oldest go
 _LONGEST = 4096  # characters of a line
-_WORD = re.compile(r'(!?)(?:"([^"]*)"?|(\S+))')
 LEVELS = {  # how a line of a level looks besides the words in it
     "error": ("✖", "bold red"),
     "warning": ("!", "yellow"),
     "debug": (" ", "dim"),
     "": (" ", ""),
 }
-_BAD = re.compile(
-    r"\b(?:CRITICAL|FATAL|ERROR)\b|^\s*(?:Traceback \(|error:|fatal:|[\w.]*(?:Error|Exception)(?::|$))"
-)
-_ODD = re.compile(r"\bWARN(?:ING)?\b|^\s*warning:|\b\w*Warning:")
-_QUIET = re.compile(r"\b(?:DEBUG|TRACE)\b")
-_HEAD = 160  # characters in which a level stands
-
-Words = list[tuple[bool, str]]  # whether it must not be there, and the word in lower case
 
 
 def clean(text: str) -> str:
@@ -38,26 +29,6 @@ def clean(text: str) -> str:
         last = last if last.isprintable() else printable(last.expandtabs(8))
         lines.append(f"\r{last}" if before else last)
     return "\n".join(lines)
-
-
-def level(line: str) -> str:
-    head = line[:_HEAD]
-    if _BAD.search(head):
-        return "error"
-    if _ODD.search(head):
-        return "warning"
-    return "debug" if _QUIET.search(head) else ""
-
-
-def words(text: str) -> Words:
-    """Split a filter into words: `!word` must not be there, quotes hold blanks together."""
-    typed = ((bool(no), (quoted or plain).casefold()) for no, quoted, plain in _WORD.findall(text))
-    return [word for word in typed if word[1]]
-
-
-def wanted(line: str, words: Words) -> bool:
-    folded = line.casefold()
-    return all((word in folded) is not is_not for is_not, word in words)
 
 
 class LogLines:

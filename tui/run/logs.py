@@ -16,13 +16,14 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from lorad.client.client import Client
+from lorad.client.log_lines import level
 from lorad.records.runs import RunDetails
 from lorad.states import RunState
 from lorad.text import size
 from lorad.tui import keys
 from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
-from lorad.tui.run.log_lines import LEVELS, LogLines, clean, level
+from lorad.tui.run.log_lines import LEVELS, LogLines, clean
 from lorad.tui.screens.tab import FilteredTab
 from lorad.tui.widgets.line import Line
 

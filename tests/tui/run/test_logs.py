@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from lorad.client.client import Client
+from lorad.client.log_lines import level, wanted, words
 from lorad.records.runs import RunDetails
 from lorad.tui.feed import Changes
-from lorad.tui.run.log_lines import LogLines, clean, level, wanted, words
+from lorad.tui.run.log_lines import LogLines, clean
 from lorad.tui.run.logs import BEGIN, Logs, LogView, sources
 from lorad.tui.run.screen import RunScreen
 from tests.kit.tui_world import (
