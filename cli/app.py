@@ -114,7 +114,9 @@ _PANELS = {
         "init": _Command("setup:init", "a spec to start from"),
         "doctor": _Command("doctor:doctor", "check this machine and this home"),
         "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
-        "models": _Command("specs.models:models_app", "base models that are here, and who takes them; get a small one"),
+        "models": _Command(
+            "specs.models:models_app", "base models that are here, and who takes them; get one"
+        ),
         "notify": _Command("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
         "completion": _Command("setup:completion", "a script to source"),
     },

@@ -89,8 +89,8 @@ def logs(
     age = seconds_in("--since", since)
     sought = wish(grep, level, age, node, time.time())
     if (every and run is not None) or sought:
-        one = None if every else of or "driver"
-        _by_lines(client, run, one, attempt, lines, sought, follow=follow, as_json=as_json)
+        log = None if every else of or "driver"
+        _by_lines(client, run, log, attempt, lines, sought, follow=follow, as_json=as_json)
         return
 
     def read(offset: int) -> LogPart:
@@ -147,7 +147,7 @@ def _end(read: _Read, lines: int | None) -> LogPart:
 
 
 class _Log:
-    """One of several logs, line by line: those that are asked for."""
+    """Reads one of several logs, line by line, and leaves out what is not asked for."""
 
     def __init__(self, read: _Read, sought: Wish) -> None:
         self.part = LogPart("")
@@ -179,7 +179,7 @@ class _Log:
             self.part = self._read(self.part.offset)
 
     def whole(self) -> LogPart:
-        """Give what was read at first: of lines that are asked for, these."""
+        """Return what was read at first, without the lines that are not asked for."""
         if not self._sought:
             return self.part
         return LogPart("".join(f"{line}\n" for line in self._first), self.part.offset, self.part.size)

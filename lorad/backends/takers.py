@@ -18,8 +18,8 @@ class Takers(Struct, frozen=True):
 
     Attributes:
         parameters: how many numbers it has.
-        dtype: of its files.
-        weights: bytes of the loaded weights, once.
+        dtype: the dtype of its files.
+        weights: how many bytes its weights have when they are loaded once.
         trainers, engines: names of those that take it together with at least one of the others.
         pairs: all pairs of a trainer and an engine that take it.
         problem: why it is no base; an empty text where it is one.

@@ -22,7 +22,7 @@ _COLUMNS = ("name", "from", "weights", "trainers", "engines", "fits", "path")
 _SHARE = 0.85  # of a device's memory that a pool takes
 
 
-class Listed(NamedTuple):
+class _Listed(NamedTuple):
     """A base model of this machine, or one that `lorad models get` brings.
 
     Attributes:
@@ -60,14 +60,14 @@ def models(ctx: typer.Context, as_json: AsJson = False) -> None:
         if path is None:
             cells = [size(MODELS[name].bytes), "", "", f"lorad models get {name}", ""]
         elif base.problem:
-            cells = ["", "", "", base.problem, path]
+            cells = ["", "", "", base.problem, str(path)]
         else:
-            cells = [size(base.weights), ", ".join(base.trainers), ", ".join(base.engines), fits, path]
+            cells = [size(base.weights), ", ".join(base.trainers), ", ".join(base.engines), fits, str(path)]
         rows.append((name, source, *cells))
     output.print_table(_COLUMNS, rows, empty="")
 
 
-def _listed(home: Home) -> Iterator[Listed]:
+def _listed(home: Home) -> Iterator[_Listed]:
     from lorad.box.gpus import visible_gpus
     from lorad.box.machine import available_memory
 
@@ -76,7 +76,7 @@ def _listed(home: Home) -> Iterator[Listed]:
     for name, (source, path) in _places(home).items():
         base = Takers() if path is None else takers(path, "cuda" if gpus else "cpu")
         devices = max(1, -(-base.weights // max(1, min(rooms))))
-        yield Listed(name, source, path, base, devices if path and devices <= len(rooms) else 0)
+        yield _Listed(name, source, path, base, devices if path and devices <= len(rooms) else 0)
 
 
 def _places(home: Home) -> dict[str, tuple[str, Path | None]]:
@@ -86,20 +86,20 @@ def _places(home: Home) -> dict[str, tuple[str, Path | None]]:
     from lorad.models.directory import BUILTIN, cached
 
     folder = models_of(home)
-    found: dict[str, tuple[str, Path | None]] = {name: ("lorad", path) for name, path in BUILTIN.items()}
+    bases: dict[str, tuple[str, Path | None]] = {name: ("lorad", path) for name, path in BUILTIN.items()}
     for path in sorted(folder.glob("[!.]*/")):
-        found[path.name if path.name in MODELS else str(path)] = ("home", path)
+        bases[path.name if path.name in MODELS else str(path)] = ("home", path)
     for kept in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
         name = kept.name.removeprefix("models--").replace("--", "/")
-        if path := cached(name, None):
-            found[name] = ("hub", path)
+        if snapshot := cached(name, None):
+            bases[name] = ("hub", snapshot)
     for base in config_of(home).tinker.bases.values():
         if (path := Path(base).expanduser()).is_absolute() and path.is_dir():
-            found[base] = ("config", path)
-    return found | {name: ("get", None) for name in MODELS if name not in found}
+            bases[base] = ("config", path)
+    return bases | {name: ("get", None) for name in MODELS if name not in bases}
 
 
-def _as_json(model: Listed) -> dict[str, Any]:
+def _as_json(model: _Listed) -> dict[str, Any]:
     wheel = MODELS.get(model.name)
     about = {"title": wheel.title, "licence": wheel.licence, "bytes": wheel.bytes} if wheel else {}
     return {
