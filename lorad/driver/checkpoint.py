@@ -1,6 +1,7 @@
 """A checkpoint: the pool writes the slot's state, the driver its own, one rename makes it whole."""
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -30,11 +31,15 @@ class Restored(Struct, frozen=True):
 
 
 def is_due(session: Session, step: int | None = None) -> bool:
-    """Return whether a checkpoint is due: every `every` steps and after the last one. step: None is the
-    present one.
+    """Return whether a checkpoint is due: every `every` steps, `minutes` after the one before, and after the
+    last step. step: None is the present one.
     """
     step = session.state.step if step is None else step
-    return step > 0 and (step % session.spec.checkpoint.every == 0 or step >= session.params.steps)
+    setting = session.spec.checkpoint
+    is_late = setting.minutes is not None and (
+        time.monotonic() - session.checkpointed >= 60 * setting.minutes
+    )
+    return step > 0 and (is_late or step % setting.every == 0 or step >= session.params.steps)
 
 
 def is_written(session: Session) -> bool:
@@ -72,6 +77,7 @@ def checkpoint(session: Session) -> None:
         )
     if session.reference is not None:
         session.reference = final / _REFERENCE
+    session.checkpointed = time.monotonic()
     print(f"checkpoint at step {state.step}: {path}", flush=True)
 
 

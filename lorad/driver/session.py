@@ -137,6 +137,8 @@ class Session:
     current_sha256: digest of the current version's tensors.
     moved: how far the version that the step published is from others, see `movement`.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
+    checkpointed: when the last checkpoint of this attempt was written, or the attempt began, by
+        time.monotonic().
     """
 
     spec: Spec
@@ -164,6 +166,7 @@ class Session:
     current_sha256: str = ""
     moved: dict[str, float] = field(default_factory=dict)
     reference: Path | None = None
+    checkpointed: float = field(default_factory=time.monotonic)
 
     @cached_property
     def widths(self) -> Widths:

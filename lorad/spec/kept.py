@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from lorad.bounds import METRIC_NAME
-from lorad.spec.numbers import NonNegative, NonNegativeFloat, Part, Positive
+from lorad.spec.numbers import NonNegative, NonNegativeFloat, Part, Positive, PositiveFloat
 from lorad.spec.reward import RewardSpec
 
 EXPECTATIONS = 32  # of a run at most
@@ -99,6 +99,8 @@ class Checkpoint(Part, frozen=True):
 
     Attributes:
         every: steps between two checkpoints.
+        minutes: a checkpoint also after the first step that ends so long after the last one, or after the
+            attempt's beginning; null is by steps alone. What is trained does not depend on it.
         keep: newest checkpoints that stay; 0 is all.
         keep_best: best evaluations whose versions and checkpoints stay besides; each of these gets a
             checkpoint.
@@ -111,6 +113,7 @@ class Checkpoint(Part, frozen=True):
     """
 
     every: Positive = 10
+    minutes: PositiveFloat | None = None
     keep: NonNegative = 3
     keep_best: Annotated[int, Meta(ge=0, le=1000)] = 0
     best_by: str | None = None

@@ -20,6 +20,7 @@ _UNITS = {
         kl.reset_every max_staleness max_skipped_steps keep_samples""",
     "samples": "kl.horizon",
     "seconds": "reward.timeout env.timeout env.episode_timeout env.start_timeout user_code.timeout",
+    "minutes": "checkpoint.minutes",
     "bytes": "reward.memory env.memory user_code.memory",
     "publishes": "attest.amplified_every",
     "evaluations": "eval.stop.patience checkpoint.keep_evals",

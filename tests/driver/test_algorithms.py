@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.daemon.record.audit import audit
+from lorad.driver.checkpoint import is_due
 from lorad.protocol.journal import Reference
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
@@ -106,3 +107,27 @@ def test_reset_reference_is_where_the_run_is(running: Running, tmp_path: Path) -
     assert run.drive().reason == "completed"
     kl = {record.step: record.data["metrics"]["kl"] for record in run.facts("step")}
     assert all((kl[step] < 1e-9) == (step in (1, 3, 5, 7)) for step in kl), kl
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_checkpoints_by_time_change_nothing(running: Running, tmp_path: Path, ahead: int) -> None:
+    overrides = (f"rollout.max_staleness={ahead}", "checkpoint.every=100", "checkpoint.keep=0")
+    calm = Driven(running, tmp_path, f"calm{ahead}", *overrides)
+    timed = Driven(running, tmp_path, f"timed{ahead}", *overrides, "checkpoint.minutes=1e-9")
+    assert calm.drive().reason == "completed"
+    assert timed.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert timed.drive().reason == "completed"
+    assert [record.step for record in calm.facts("checkpoint")] == [7]
+    assert {record.step for record in timed.facts("checkpoint")} == {1, 2, 3, 4, 5, 6, 7}
+    assert timed.outcome() == calm.outcome()
+
+
+@pytest.mark.system
+def test_minutes_count_from_the_last_checkpoint(running: Running, tmp_path: Path) -> None:
+    run = Driven(running, tmp_path, "minutes", "checkpoint.every=100", "checkpoint.minutes=600")
+    with run.begun() as session:
+        session.state.step = 2
+        assert not is_due(session)
+        session.checkpointed -= 600 * 60
+        assert is_due(session) and not is_due(session, 0)
