@@ -1,21 +1,23 @@
 """The commands edit and groups: what queued runs ask for, and how many of a group work at a time."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from lorad.cli import candidates, output, table
-from lorad.cli.options import AsJson, Run
+from lorad.cli.options import AsJson
+from lorad.cli.options import Run as RunName
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.errors import SpecError
-from lorad.records.runs import RunGroup
+from lorad.errors import LoradError, SpecError
+from lorad.records.runs import Run, RunGroup
 
 _GROUPS = ("group", "limit", "working", "queued", table.Column("owner", 1))
 
 
 def edit(
-    run: Run,
+    run: RunName,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -27,13 +29,43 @@ def edit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what a queued run asks for: `lorad edit sorter resources.priority=2`. What it trains stays."""
-    changed = launch.connected().edit(run, overrides or [])
+    """Change what a queued run asks for: `lorad edit sorter resources.priority=2`. What it trains stays.
+
+    Without KEY=VALUE, on a terminal, it opens these keys in $VISUAL, $EDITOR or vi. A text that is refused is
+    kept in its file.
+    """
+    client = launch.connected()
+    if overrides or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        changed = client.edit(run, overrides or [])
+    else:
+        changed = _in_editor(client, run)
     if as_json:
         output.print_json(changed)
         return
     waits = f": {changed.waiting}" if changed.waiting else ""
     output.note(f"{run} is {changed.state}, with priority {changed.priority}{waits}.")
+
+
+def _in_editor(client: Client, name: str) -> Run:
+    """Have the user edit until the daemon takes it. Raises what it refuses, when the user gives up."""
+    from lorad.cli.commands.marks.editor import edited, opened
+
+    run = client.show(name)
+    path = opened(run)
+    while True:
+        try:
+            changes = edited(path, run)
+            changed = client.edit(name, changes) if changes else run
+        except LoradError as error:
+            output.print_error(error)
+            output.note(f"Your text is in {path}.")
+            if isinstance(error, SpecError) and typer.confirm("Open it again?", default=True, err=True):
+                continue
+            raise typer.Exit(error.exit_code) from None
+        path.unlink()
+        if not changes:
+            output.note("Nothing was changed.")
+        return changed
 
 
 def groups(
