@@ -1,5 +1,6 @@
 """The command `lorad samples`: what the model wrote."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.choice import HINT, ORDERS, Choice, ordered_by
 from lorad.client.client import Client
+from lorad.client.histogram import SampleSpread, spread
 from lorad.errors import NotFound
 from lorad.records.samples import Sample
 from lorad.text import question
@@ -28,6 +30,9 @@ _SAMPLES = (
         table.Column("error", kind="fold"),
     ),
 )
+
+_ALL = 1 << 30  # samples: none is left out
+_BAR = 30  # cells of the longest bar
 
 
 def _orders() -> list[str]:
@@ -71,6 +76,9 @@ def samples(
     failed: Annotated[bool, typer.Option("--failed", help="Only those whose reward failed.")] = False,
     sort: _Sort = "drawn",
     reverse: Annotated[bool, typer.Option("--reverse", help="The smallest first.")] = False,
+    histogram: Annotated[
+        bool, typer.Option("--histogram", help="How many of the step have which reward and length.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print prompts and completions of a step, with their reward and advantage; with --sample one of them in
@@ -83,6 +91,9 @@ def samples(
     these, as many as --limit says, are printed. Several conditions hold at once; `!` before a word of --where
     is for not.
 
+    --histogram counts rewards and lengths (of sampled tokens) of all samples of the step that fit the
+    conditions, in ten ranges of the same width, or by value where there are no more than ten.
+
     A prompt and its answer appear at the first of its samples; of a chat the last turn (--sample: all of it).
     Long text is cut in the middle to fit the terminal.
     """
@@ -91,6 +102,12 @@ def samples(
     words = [where, "" if end is None else f'end:"{end}"', "failed" if failed else ""]
     words += [f"{name}{value!r}" for name, value in bounds.items() if value is not None]
     choice = Choice(" ".join(word for word in words if word), ordered_by(sort), reverse)
+    if histogram:
+        whole_step = Client().samples(
+            run, step=step, limit=_ALL, eval=eval, problem=prompt, choice=choice, brief=True
+        )
+        _print_spread(spread(whole_step), as_json=as_json)
+        return
     rows = Client().samples(run, step=step, limit=most, eval=eval, problem=prompt, choice=choice)
     if sample is not None:
         if len(rows) < sample:
@@ -112,6 +129,23 @@ def samples(
         if eval is not None and prompt is None and rows:
             numbers = f"{rows[0].problem} to {rows[-1].problem}"
             output.note(f"Problems {numbers}; `--eval {eval} --prompt N` shows one at each step.")
+
+
+def _print_spread(counted: SampleSpread, *, as_json: bool) -> None:
+    """Print a bar for each range of rewards and of lengths; the longest of each figure has the same width."""
+    if as_json:
+        output.print_json(counted)
+        return
+    rows = []
+    for name, bins in (("reward", counted.rewards), ("tokens", counted.lengths)):
+        most = max((part.count for part in bins), default=1)
+        for part in bins:
+            ends = f"{part.low:.6g}", f"{part.high:.6g}"
+            rows.append((name, *ends, str(part.count), "█" * math.ceil(_BAR * part.count / most)))
+            name = name if table.terminal_width() is None else ""
+    output.print_table(("of", "from", "to", "samples", ""), rows, empty="No samples yet.")
+    if counted.unscored:
+        output.note(f"{counted.unscored} of {counted.samples} samples have no reward.")
 
 
 def _cells(rows: Sequence[Sample], *, grouped: bool) -> list[tuple[str, ...]]:
