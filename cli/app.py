@@ -96,6 +96,8 @@ _COMMANDS = {
     "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
     "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
     "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
+    "mcp": _Command("mcp.command:mcp", "lorad as tools for an agent, by the Model Context Protocol"),
+    "skill": _Command("skill.skill:skill", "what an agent should know of lorad: SKILL.md"),
     "doctor": _Command("doctor:doctor", "check this machine and this home"),
     "init": _Command("setup:init", "a spec to start from"),
     "completion": _Command("setup:completion", "a script to source"),
