@@ -19,19 +19,19 @@ from lorad.spec.text import load_spec
 from lorad.states import RunState
 
 VERBS = ("run", "sweep", "fork", "resume", "pause", "stop", "kill", "edit", "tag", "note")
-CODE = "code"  # allows what CODE_KEYS are, and paths anywhere
+CODE = "code"  # allows what _CODE_KEYS are, and paths anywhere
 TAG = "mcp"  # on each run that an agent started
-CODE_KEYS = {"python", "url", "key_file", "admin_key_file", "engine_args", "loggers", "notify", "pass_env"}
+_CODE_KEYS = {"python", "url", "key_file", "admin_key_file", "engine_args", "loggers", "notify", "pass_env"}
 _TEXTS = {"system", "prompt", "prompt_format", "pattern", "stop"}  # keys whose values are no paths
 _PARTS = re.compile(r"[.\[\]{}]+")  # between the parts of a key
 _FILE = (".yaml", ".yml")
 
 
-class Refusal(NotAllowed):
+class OutOfBounds(NotAllowed):
     """This is refused by the bounds of `lorad mcp` and not by the daemon."""
 
 
-class Bounds(Struct, frozen=True):
+class AgentBounds(Struct, frozen=True):
     """What an agent may do.
 
     allowed: words of VERBS, and perhaps CODE.
@@ -51,7 +51,7 @@ class Bounds(Struct, frozen=True):
     def written(self, spec: str) -> str:
         """Return the text of a spec, which is given as such or by the name of its file below `base`.
 
-        Raises Refusal and SpecError.
+        Raises OutOfBounds and SpecError.
         """
         if "\n" in spec or not spec.endswith(_FILE):
             return spec
@@ -60,25 +60,26 @@ class Bounds(Struct, frozen=True):
         return read_spec(str(self.base / Path(spec).expanduser()))[0]
 
     def checked(self, text: str, overrides: Sequence[str] = ()) -> Spec:
-        """Read a spec, whose paths begin at `base`. Raises SpecError, and Refusal outside of the bounds."""
+        """Read a spec, whose paths begin at `base`. Raises OutOfBounds and SpecError."""
         spec = load_spec(text, overrides=overrides)
         if spec.resources.priority > 0:
-            raise Refusal("resources.priority is above 0", hint="Runs of agents do not go before others.")
+            raise OutOfBounds("resources.priority is above 0", hint="Runs of agents do not go before others.")
         if CODE not in self.allowed:
             usual = dict(_leaves("", msgspec.to_builtins(Spec())))
             for key, value in _leaves("", msgspec.to_builtins(spec)):
                 parts = {*_PARTS.split(key)}
-                is_code = parts & CODE_KEYS or key.endswith(".env[]")
+                is_code = parts & _CODE_KEYS or key.endswith(".env[]")
                 if is_code and value and value != usual.get(key):
-                    raise Refusal(
-                        f"{key} may run code or reach out", hint="The user allows it by `--allow code`."
+                    raise OutOfBounds(
+                        f"{key.rstrip('[]{}')} may run code or reach out",
+                        hint="The user allows it by `--allow code`.",
                     )
                 if isinstance(value, str) and not parts & _TEXTS:
                     self._refuse_outside(key, value)
         return spec
 
     def _refuse_outside(self, key: str, value: str) -> None:
-        """Raise Refusal for a value that, where it is a path, leads out of `base`."""
+        """Raise OutOfBounds for a value that, where it is a path, leads out of `base`."""
         for path in {value, value.partition(":")[0]}:
             try:
                 place = (self.base / Path(path).expanduser()).resolve()
@@ -86,23 +87,23 @@ class Bounds(Struct, frozen=True):
                 continue
             if not place.is_relative_to(self.base):
                 hint = f"Files lie below {self.base}, or the user allows others by `--allow code`."
-                raise Refusal(f"{key} leads out of {self.base}: {path[:200]}", hint=hint)
+                raise OutOfBounds(f"{key} leads out of {self.base}: {path[:200]}", hint=hint)
 
     def refuse_foreign(self, client: Client, name: str) -> Run:
-        """Return a run that verbs may be about. Raises Refusal for any other, and NotFound."""
+        """Return a run that verbs may be about. Raises OutOfBounds for any other, and NotFound."""
         run = client.show(name)
         if not self.any_run and (TAG not in run.tags or run.owner != client.status().caller.user):
             hint = f"Verbs are for runs that an agent of this user started (tag {TAG})."
-            raise Refusal(f"{name} is not a run of yours", hint=hint)
+            raise OutOfBounds(f"{name} is not a run of yours", hint=hint)
         return run
 
     def refuse_more(self, client: Client, count: int = 1) -> None:
-        """Raise Refusal where so many more runs are too many, or the device-hours are used up."""
+        """Raise OutOfBounds where so many more runs are too many, or the device-hours are used up."""
         runs = client.select(Selection(tag=[TAG], owner=["me"]))
         unfinished = [run.name for run in runs if run.state != RunState.ENDED]
         if len(unfinished) + count > self.most_runs:
             hint = "Wait for them, or stop some. The user may start `lorad mcp` with a larger --most-runs."
-            raise Refusal(
+            raise OutOfBounds(
                 f"{len(unfinished)} runs are unfinished and at most {self.most_runs} may be", hint=hint
             )
         if self.device_hours is not None:
@@ -111,7 +112,7 @@ class Bounds(Struct, frozen=True):
             hours = sum(line.held for line in lines if line.key in names) / 3600
             if hours >= self.device_hours:
                 hint = "The user may start `lorad mcp` anew with more --device-hours."
-                raise Refusal(f"{hours:.2f} of {self.device_hours:g} device-hours are used", hint=hint)
+                raise OutOfBounds(f"{hours:.2f} of {self.device_hours:g} device-hours are used", hint=hint)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:  # a spec as plain data

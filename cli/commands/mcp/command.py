@@ -47,7 +47,7 @@ def mcp(
     alone. Without `code` among what is allowed, specs name no interpreters, addresses, keys, loggers and
     receivers, and no files outside of --base; the Python files below it run as you.
     """
-    from lorad.cli.commands.mcp.bounds import CODE, VERBS, Bounds
+    from lorad.cli.commands.mcp.bounds import CODE, VERBS, AgentBounds
 
     words = frozenset(in_commas(allow))
     if unknown := sorted(words - {*VERBS, CODE}):
@@ -64,5 +64,5 @@ def mcp(
         hint = "Install it: pip install 'lorad[mcp]'."
         raise SpecError(f"the package {error.name} is not here, which `lorad mcp` needs", hint=hint) from None
     client = Client(Home(Path(default_home())), timeout=_TIMEOUT)
-    bounds = Bounds(words, directory, most_runs, device_hours, any_run)
+    bounds = AgentBounds(words, directory, most_runs, device_hours, any_run)
     served(client, bounds).run("stdio")

@@ -1,7 +1,7 @@
 """Make answers that an agent can read without harm: what others wrote is cleaned, cut and fenced.
 
 A model under RL writes whatever pays, so samples are adversarial by construction. Whatever is not a short
-plain word is taken for the text of others, unless it is a `Safe`: nothing is forgotten by mistake.
+plain word is taken for the text of others, unless it is a `_Safe`: nothing is forgotten by mistake.
 """
 
 import re
@@ -24,7 +24,7 @@ _VARIANTS = re.compile(  # neither, and yet not seen
 _MARK = re.compile(r"<(?=\s*/?\s*untrusted)", re.IGNORECASE)
 
 
-class Safe(str):
+class _Safe(str):
     """A text that needs no fence: a sentence of lorad's, or a text that has its fence."""
 
     __slots__ = ()
@@ -40,18 +40,18 @@ def cleaned(text: str, most: int) -> str:
     return "".join(visible)[:most]
 
 
-def own(text: object) -> Safe:
+def own(text: object) -> _Safe:
     """Mark a sentence of lorad's."""
-    return Safe(cleaned(str(text), _OWN))
+    return _Safe(cleaned(str(text), _OWN))
 
 
-def fenced(text: object, most: int = TEXT) -> Safe:
+def fenced(text: object, most: int = TEXT) -> _Safe:
     """Fence what somebody else wrote. No text knows the number of its mark, so none can end its fence."""
     whole = str(text)
     shown = _MARK.sub("‹", cleaned(whole, most))
     more = f" [{len(whole) - most} more characters]" if len(whole) > most else ""
     nonce = secrets.token_hex(4)
-    return Safe(f"<untrusted {nonce}>{shown}</untrusted {nonce}>{more}")
+    return _Safe(f"<untrusted {nonce}>{shown}</untrusted {nonce}>{more}")
 
 
 def plain(value: Any) -> Any:  # whatever JSON has
@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:  # whatever JSON has
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if isinstance(value, str):
-        return str(value) if isinstance(value, Safe) or _WORD.fullmatch(value) else str(fenced(value))
+        return str(value) if isinstance(value, _Safe) or _WORD.fullmatch(value) else str(fenced(value))
     if isinstance(value, float):
         return round(value) if abs(value) >= 1e5 else float(f"{value:.4g}")
     return value

@@ -10,7 +10,7 @@ from lorad.alarms import alarms
 from lorad.api.connection import DaemonConnection
 from lorad.api.waiting import wait as wait_for
 from lorad.box.config import config_of
-from lorad.cli.commands.mcp.bounds import TAG, Bounds
+from lorad.cli.commands.mcp.bounds import TAG, AgentBounds
 from lorad.cli.commands.mcp.fence import TEXT, fenced, own
 from lorad.cli.commands.specs.keys import keys_like
 from lorad.cli.compared import compared
@@ -37,7 +37,17 @@ _EVENTS = 1000  # that are looked through
 
 def brief(run: Run) -> Answer:
     """Return what an agent needs of each run."""
-    keys = ("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last", "nll_last")
+    keys: tuple[str, ...] = (
+        "name",
+        "state",
+        "reason",
+        "step",
+        "steps",
+        "reward",
+        "eval_first",
+        "eval_last",
+        "nll_last",
+    )
     keys += ("version", "owner", "priority", "sweep", "pool")
     answer = {key: getattr(run, key) for key in keys}
     answer["waits"] = own(waits_for(run)) if run.state == "queued" else ""
@@ -50,7 +60,7 @@ def brief(run: Run) -> Answer:
 class Reads:
     """Holds the tools: each method but the constructor is one."""
 
-    def __init__(self, client: Client, bounds: Bounds) -> None:
+    def __init__(self, client: Client, bounds: AgentBounds) -> None:
         self._client = client
         self._bounds = bounds
 
@@ -67,7 +77,7 @@ class Reads:
             "shared": status.shared,
             "runs": status.runs,
             "troubles": status.troubles,
-            "disk_free": own(size(status.disk and status.disk.free)),
+            "disk_free": own(size(status.disk.free if status.disk else None)),
             "devices": [
                 {
                     "device": device.device,
@@ -105,8 +115,8 @@ class Reads:
     ) -> Answer:
         """List runs, newest first. Filters are globs; state also takes ends (failed), owner also `me`.
 
-        keys: of the spec (trainer.lr) or metrics, shown as `values`. sort: columns or keys, `-` before one
-        for the largest first.
+        keys: dotted names of the spec (trainer.lr) or metrics, shown as `values`. sort: columns or keys, the
+        largest first with `-` before one.
         """
         selection = Selection([*names], [*state], [*owner], [*sweep], [*tag])
         chosen = self._client.select(selection, keys=keys, sort=sort, limit=max(1, limit))
@@ -142,25 +152,30 @@ class Reads:
     def curves(self, names: list[str], metrics: Sequence[str] = (), points: int = 20) -> Answer:
         """Figures over steps, of several runs at equal steps: evenly chosen ones, extremes, first and last.
 
-        metrics: of steps (reward, loss, kl, entropy, truncated, ...) or evaluations (eval, nll). Default:
-        reward, loss, eval.
+        metrics: what steps (reward, loss, kl, entropy, truncated, ...) or evaluations (eval, nll) have.
+        Default: reward, loss, eval.
         """
         shown = metrics or ["reward", "loss", "eval"]
         figures: dict[tuple[str, str], dict[int, Any]] = {(n, m): {} for n in names[:8] for m in shown[:8]}
         for name in names[:8]:
             every = max(1, -(-self._client.show(name).step // _STEPS))
-            rows = [(step.step, step.metrics) for step in self._client.steps(name, every=every)]
+            rows: list[tuple[int, Any]] = [
+                (step.step, step.metrics) for step in self._client.steps(name, every=every)
+            ]
             rows += [(evaluation.step, evaluation.figures) for evaluation in self._client.evals(name)]
             for step, values in rows:
                 for metric in shown[:8]:
                     if values.get(metric) is not None:
                         figures[name, metric][step] = values[metric]
         figures = {column: values for column, values in figures.items() if values}
+        steps = sorted({step for values in figures.values() for step in values})
+        last = max(2, min(points, 200, len(steps))) - 1
+        chosen = {steps[round(place * (len(steps) - 1) / last)] for place in range(last + 1) if steps}
+        for values in figures.values():
+            chosen |= {end(values, key=lambda step: values[step]) for end in (min, max)}
         columns = [f"{metric} {name}" for name, metric in figures]
-        rows = [
-            [step, *(v.get(step) for v in figures.values())] for step in _chosen(figures.values(), points)
-        ]
-        return {"columns": [own(column) for column in ("step", *columns)], "rows": rows}
+        table = [[step, *(values.get(step) for values in figures.values())] for step in sorted(chosen)]
+        return {"columns": [own(column) for column in ("step", *columns)], "rows": table}
 
     def compare(self, first: str, second: str) -> Answer:
         """What two runs have otherwise: keys of the spec, digests of data and files, versions of packages."""
@@ -302,12 +317,3 @@ class Reads:
         rows = [{"key": own(k.name), "values": own(k.values), "meaning": own(k.meaning)} for k in keys]
         defaults = [own("required") if k.default is NODEFAULT else own(value_text(k.default)) for k in keys]
         return {"keys": [row | {"default": value} for row, value in zip(rows, defaults, strict=True)]}
-
-
-def _chosen(columns: Any, points: int) -> Sequence[int]:  # of dicts by step
-    """Choose steps: the first, the last, so many evenly between, and where a column is least and greatest."""
-    steps = sorted({step for column in columns for step in column})
-    count = max(2, min(points, 200, len(steps)))
-    even = [steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)] if steps else []
-    extremes = [end(column, key=lambda step: column[step]) for column in columns for end in (min, max)]
-    return sorted({*even, *extremes})

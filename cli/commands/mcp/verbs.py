@@ -1,10 +1,10 @@
-"""Tools of `lorad mcp` that change something: each is there where the user allowed it, within `Bounds`."""
+"""Tools of `lorad mcp` that change something: each is there where the user allowed it, within bounds."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from lorad.cli.commands.mcp.bounds import TAG, VERBS, Bounds
+from lorad.cli.commands.mcp.bounds import TAG, VERBS, AgentBounds
 from lorad.cli.commands.mcp.fence import cleaned
 from lorad.cli.commands.mcp.reads import Answer, brief
 from lorad.client import launch
@@ -18,7 +18,7 @@ _NOTE = 400  # characters
 class Verbs:
     """Holds the tools: each word of VERBS is a method."""
 
-    def __init__(self, client: Client, bounds: Bounds) -> None:
+    def __init__(self, client: Client, bounds: AgentBounds) -> None:
         self._client = client
         self._bounds = bounds
 

@@ -58,7 +58,8 @@ def skill(
     directory = expanded(_PLACES[install][project] if install in _PLACES else install) / _NAME
     (directory / "references").mkdir(parents=True, exist_ok=True)
     group: Any = ctx.find_root().command  # of commands, which know their help
-    references = {"commands": _commands(group, ctx), "spec": _keys(), "algorithms": _algorithms()}
+    algorithms = (f"- `{name}`: {Algorithm(name=name).in_words}" for name in PRESETS)
+    references = {"commands": _commands(group, ctx), "spec": _keys(), "algorithms": algorithms}
     for name, lines in references.items():
         (directory / "references" / f"{name}.md").write_text("\n".join(lines) + "\n")
     (directory / "SKILL.md").write_text(text)
@@ -90,9 +91,3 @@ def _keys() -> Iterator[str]:
         for key in section.keys:
             default = "required" if key.default is NODEFAULT else value_text(key.default)
             yield f"- `{key.name}` ({key.values}; default {default}): {key.meaning}"
-
-
-def _algorithms() -> Iterator[str]:
-    """Write what each name of algorithm.name stands for."""
-    for name in PRESETS:
-        yield f"- `{name}`: {Algorithm(name=name).in_words}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp.client import Client as AgentClient
 
-from lorad.cli.commands.mcp.bounds import Bounds
+from lorad.cli.commands.mcp.bounds import AgentBounds
 from lorad.cli.commands.mcp.server import served
 from lorad.client.client import Client
 
@@ -38,6 +38,6 @@ class Agent:
 async def agent_of(
     client: Client, *allowed: str, base: Path = Path("/"), **bounds: Any
 ) -> AsyncIterator[Agent]:
-    server = served(client, Bounds(frozenset(allowed), base, **bounds))
+    server = served(client, AgentBounds(frozenset(allowed), base, **bounds))
     async with AgentClient(server) as connected:
         yield Agent(connected)

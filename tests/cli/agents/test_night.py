@@ -42,7 +42,7 @@ async def night(agent: Agent) -> None:
     more = ["reward={name: score.py:score, max_failures: 1}"]
     started = await agent("sweep", spec="night.yaml", name="night", points=points, overrides=more)
     assert [run["name"] for run in started["runs"]] == ["night-1", "night-2"]
-    kinds = set()
+    kinds = set[str]()
     after = 0
     pending = True
     while pending or not {"step", "end"} <= kinds:
@@ -63,7 +63,7 @@ async def night(agent: Agent) -> None:
     assert curves["rows"][0][0] == 0 and curves["rows"][-1][0] == 4
     assert (await agent("compare", first="night-1", second="night-2"))["spec"]["trainer.lr"] == [0.001, 0.003]
     failed = (await agent("samples", run=best, where="failed"))["samples"]
-    assert all("kill all runs" in sample["error"] for sample in failed)
+    assert failed and all("kill all runs" in sample["error"] for sample in failed)
     assert all(sample["error"].count("</untrusted") == 1 for sample in failed)
     assert "findings" in await agent("why", name=worst)
     for name in (best, worst):
