@@ -119,6 +119,8 @@ _PANELS = {
         ),
         "notify": _Command("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
         "completion": _Command("setup:completion", "a script to source"),
+        "mcp": _Command("mcp.command:mcp", "lorad as tools for an agent, by the Model Context Protocol"),
+        "skill": _Command("skill.skill:skill", "what an agent should know of lorad: SKILL.md"),
     },
 }
 _COMMANDS = {name: command for commands in _PANELS.values() for name, command in commands.items()}

@@ -19,9 +19,10 @@ from tests.house_figures import own_code
 from tests.kit.world import REPOSITORY
 from tests.make_docs import DOCS, whole
 
+SKILL = "cli/commands/skill/SKILL.md"
 PAGES = {
     str(path.relative_to(REPOSITORY)): path.read_text()
-    for path in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
+    for path in [REPOSITORY / "README.md", REPOSITORY / SKILL, *DOCS.rglob("*.md")]
 }
 AROUND = {path.name: path.read_text() for path in REPOSITORY.glob("*.md")}
 LINKED = sorted({**PAGES, **AROUND})

@@ -35,7 +35,8 @@ pytestmark = pytest.mark.system
 FIRST = ("docs/getting-started.md", "docs/many-runs.md", "docs/serving.md")  # make what others speak of
 LAST = "docs/reliability.md"  # ends daemon and pools
 OTHERS = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))
-NAMES = (*FIRST, "README.md", *(name for name in OTHERS if name not in (*FIRST, LAST)), LAST)
+SKILL = "cli/commands/skill/SKILL.md"
+NAMES = (*FIRST, "README.md", SKILL, *(name for name in OTHERS if name not in (*FIRST, LAST)), LAST)
 PAGES = {name: (REPOSITORY / name).read_text() for name in NAMES}
 
 PART = re.compile(r"<!-- not run by the tests(?: \((.+?)\))?: .+? -->|^```(\w*)\n(.*?)^```", re.DOTALL | re.M)

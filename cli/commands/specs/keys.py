@@ -44,7 +44,7 @@ def spec(
 
         output.print_json(made())
         return
-    matching = _found(key)
+    matching = keys_like(key)
     if as_json:
         described = [each._asdict() for each in matching]
         for row in described:
@@ -62,7 +62,7 @@ def spec(
         output.print_table(_COLUMNS, rows, empty="")
 
 
-def _found(typed: str | None) -> list[Key]:
+def keys_like(typed: str | None) -> list[Key]:
     """Find a key, the keys of a section, or those with a word in name or meaning. Raises SpecError."""
     keys = [key for section in sections_of(Spec) for key in section.keys]
     if typed is None:

@@ -1,0 +1,1 @@
+"""The command `lorad mcp`: lorad as tools of the Model Context Protocol, for agents."""

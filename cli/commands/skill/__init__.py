@@ -1,0 +1,1 @@
+"""The command `lorad skill`, and the text that it prints and installs."""
