@@ -18,9 +18,10 @@ with quick_imports():
     from lorad.driver.driver import drive
     from lorad.driver.evals.problems import load_problems
     from lorad.driver.rewards import Rewarder
-    from lorad.driver.session import Session, State
+    from lorad.driver.session import Judges, Session, State
     from lorad.driver.user.functions import UserFunctions
-    from lorad.envs.programs import open_hosts
+    from lorad.envs.host import Hosts
+    from lorad.envs.programs import ProgramHosts, open_hosts
     from lorad.envs.rendered import open_format
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -31,7 +32,7 @@ with quick_imports():
     from lorad.rl.streaming.pinned import pinned
     from lorad.rl.streaming.reader import newest_commit
     from lorad.rl.tokenizer import Tokenizer
-    from lorad.spec.model import fitted
+    from lorad.spec.model import Spec, fitted
 
 
 def main() -> int:
@@ -74,17 +75,32 @@ def open_session(
     problems = load_problems(spec, tokenizer, cwd, rewarder, stack)
     tokenizer.close()  # all prompts are rendered
     own = stack.enter_context(UserFunctions(spec.algorithm, cwd, params.run))
-    form = open_format(spec, tokenizer) if spec.env.name else None
-    hosts = open_hosts(spec.env, cwd, form, run_dir.root / "door") if form else None
-    if hosts is not None:
-        stack.callback(hosts.close)
+    hosts = _open_hosts(spec, tokenizer, cwd, run_dir.root / "door", stack)
+    of_sources = {}
+    for number, (source, part) in enumerate(spec.of_sources.items()):
+        judge = stack.enter_context(Rewarder(part.rewards, cwd))
+        playing = _open_hosts(part, tokenizer, cwd, run_dir.root / f"door{number}", stack)
+        of_sources[source] = Judges(part, judge, playing)
     HEART.tell("")  # the pool says how far it is
     pool = connect(params, stop)
     if pool is None:
         return None
     stack.enter_context(pool)
     data = (train_data, problems)
-    return Session(spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop)
+    return Session(
+        spec, params, run_dir, pool, journal, tokenizer, *data, rewarder, own, hosts, stop, of_sources
+    )
+
+
+def _open_hosts(
+    spec: Spec, tokenizer: Tokenizer, cwd: Path, door: Path, stack: contextlib.ExitStack
+) -> Hosts | ProgramHosts | None:
+    """Return what plays the episodes of a spec, if it has any. Raises SpecError."""
+    if spec.env.name is None:
+        return None
+    hosts = open_hosts(spec.env, cwd, open_format(spec, tokenizer), door)
+    stack.callback(hosts.close)
+    return hosts
 
 
 if __name__ == "__main__":

@@ -78,9 +78,10 @@ class Ahead:
     def close(self) -> None:
         """Break off what is under way."""
         self._pool.abort()
-        self._session.rewarder.close()  # it may be at work in the thread, for as long as user code likes
-        if self._session.hosts is not None:
-            self._session.hosts.training.close()  # and so may these
+        for judged in self._session.judged:
+            judged.rewarder.close()  # it may be at work in the thread, for as long as user code likes
+            if judged.hosts is not None:
+                judged.hosts.training.close()  # and so may these
         self._thread.shutdown(cancel_futures=True)
         self._pool.close()
 

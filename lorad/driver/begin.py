@@ -106,7 +106,8 @@ def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
     algorithm = session.spec.algorithm
     loss = policy_loss(session.spec) if algorithm.kind == "rl" else LINEAR
     needs = loss.needs + (VALUE_LOSS,) * algorithm.has_critic
-    needs += (GIVEN_RATIO,) * (loss.ratio != "token" and session.spec.env.name is not None)
+    plays = any(judged.hosts is not None for judged in session.judged)
+    needs += (GIVEN_RATIO,) * (loss.ratio != "token" and plays)
     if missing := [term for term in needs if term not in info.losses]:
         raise Conflict(
             f"pool {info.pool} does not know {', '.join(missing)}, which this run's loss needs",
@@ -314,6 +315,10 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     """
     inputs: dict[str, Input] = {}
     code = {key: (file, source) for key, file, source in session.rewarder.files}
+    for (side, label), judged in session.of_sources.items():
+        code |= {f"{side}.{label}.{one.key}": (one.file, one.source) for one in judged.rewarder.files}
+        if judged.hosts is not None and (file := judged.hosts.training.file) is not None:
+            code[f"{side}.{label}.env.name"] = (file, judged.hosts.training.source)
     for problems in session.problems:
         own = problems.rewarder.files if problems.rewarder else []
         code |= {f"eval.sets.{problems.name}.{one.key}": (one.file, one.source) for one in own}
@@ -335,10 +340,13 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     for key, name in data.items():
         with contextlib.suppress(OSError):  # a task, or of the hub
             inputs[key] = look(Path(session.params.cwd) / expanded(name), at_most=HASHED_BYTES)
-    if (env := session.spec.env).package:
-        versions = described(env, Path(session.params.cwd)).versions
-        named = f"{env.name} ({', '.join(f'{name} {version}' for name, version in versions.items())})"
-        inputs["env.name"] = Input(named, 0, 0, hashlib.sha256(named.encode()).hexdigest())
+    envs = {"env.name": session.spec.env}
+    envs |= {f"{side}.{label}.env.name": one.spec.env for (side, label), one in session.of_sources.items()}
+    for key, env in envs.items():
+        if env.package:
+            versions = described(env, Path(session.params.cwd)).versions
+            named = f"{env.name} ({', '.join(f'{name} {version}' for name, version in versions.items())})"
+            inputs[key] = Input(named, 0, 0, hashlib.sha256(named.encode()).hexdigest())
     for name in _OF_MODEL if not session.spec.model.path.startswith("builtin:") else ():
         with contextlib.suppress(OSError):
             inputs[f"model: {name}"] = look(model / name)

@@ -86,8 +86,10 @@ class _KeptRollout(Struct, frozen=True):
     digest: sha256 of the prompts.
     tokens, logprobs: int32 and float32, little-endian, of all samples in order, which have `lengths`.
     scores: None where one failed; a resume scores all again, perhaps with a reward that was mended.
-    masks: bool, which tokens of episodes were sampled; empty without episodes.
-    beginnings: text and tokens of the prompt of each episode.
+    episodes: None for a completion; empty where all are completions, as `forks`, `masks` and `beginnings`
+        are.
+    masks: bool, which tokens were sampled.
+    beginnings: text and tokens of the prompt of each sample.
     left_out: see `Rollout`.
     routes: routes of all tokens, then of the prompt of each row; completions of a group share their first's.
     """
@@ -108,7 +110,7 @@ class _KeptRollout(Struct, frozen=True):
     scores: list[Score] | None
     seconds: float
     waited: float
-    episodes: list[Episode] = []
+    episodes: list[Episode | None] = []
     forks: list[tuple[Fork, ...]] = []
     masks: bytes = b""
     beginnings: list[tuple[str, list[int]]] = []
@@ -168,7 +170,8 @@ def _kept(rollout: Rollout) -> _KeptRollout:
     samples = rollout.samples
     scores = rollout.scoring.scores()
     examples = [group[0].example for group in rollout.groups]
-    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    episodes = [sample.episode for sample in samples]
+    episodes = episodes if any(episodes) else []
     return _KeptRollout(
         step=planned.step,
         position=planned.position,
@@ -188,7 +191,9 @@ def _kept(rollout: Rollout) -> _KeptRollout:
         waited=rollout.waited,
         episodes=episodes,
         forks=[sample.forks for sample in samples] if episodes else [],
-        masks=b"".join(sample.sampled.tobytes() for sample in samples if sample.sampled is not None),
+        masks=b"".join(b"\1" * s.tokens.size if s.sampled is None else s.sampled.tobytes() for s in samples)
+        if episodes
+        else b"",
         beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
         routes=_KeptRoutes.of(samples),
         left_out={**rollout.left_out},
@@ -204,15 +209,12 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     samples = _samples(session, kept, each)
     samples = samples if kept.routes is None else kept.routes.given(samples)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
-    if kept.episodes:
-        scoring = Scoring.of([episode.score for episode in kept.episodes])
-    elif kept.scores:
+    if kept.scores:
         scoring = Scoring.of(kept.scores)
     else:
-        session.rewarder.start()
-        raw = session.rewarder.wants_raw
-        inputs = [[sample.for_reward(session.tokenizer, raw=raw) for sample in group] for group in groups]
-        scoring = session.rewarder.begin(inputs)
+        parts = session.parts(examples, "train")
+        scorings = [(_scored(own, [groups[place] for place in places]), places) for own, places in parts]
+        scoring = Scoring.together(scorings, size)
     return Rollout(
         plan=Plan(kept.step, examples, kept.position, kept.version, kept.trained),
         groups=groups,
@@ -227,6 +229,16 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     )
 
 
+def _scored(session: Session, groups: list[list[Sample]]) -> Scoring:
+    """Score samples that are judged alike; an episode has the reward that it ended with."""
+    if session.hosts is not None:
+        return Scoring.of([s.episode.score for group in groups for s in group if s.episode is not None])
+    session.rewarder.start()
+    raw = session.rewarder.wants_raw
+    inputs = [[sample.for_reward(session.tokenizer, raw=raw) for sample in group] for group in groups]
+    return session.rewarder.begin(inputs)
+
+
 def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> list[Sample]:
     """Return the samples again, each with its example."""
     version = session.name_of(kept.version)
@@ -234,15 +246,18 @@ def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> l
     cuts = np.cumsum(kept.lengths)[:-1]
     tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
     logprobs = np.frombuffer(kept.logprobs, "<f4").astype(np.float32)
-    if not kept.episodes:
-        texts = [session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) for part in tokens]
-        rows = zip(examples, tokens, np.split(logprobs, cuts), kept.finishes, texts, strict=True)
-        return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
-    masks = np.split(np.frombuffer(kept.masks, np.bool_), cuts)
+    episodes = kept.episodes or [None] * len(tokens)
+    forks = kept.forks or [()] * len(tokens)
+    encoded = kept.masks if kept.episodes else b"\1" * sum(kept.lengths)
+    masks = np.split(np.frombuffer(encoded, np.bool_), cuts)
     parts = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
-    texts = [episode.text for episode in kept.episodes]
-    played = zip(examples, tokens, parts, kept.finishes, texts, masks, kept.episodes, kept.forks, strict=True)
-    return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(played)]
+    texts = [
+        session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) if one is None else one.text
+        for part, one in zip(tokens, episodes, strict=True)
+    ]
+    sampled = [None if one is None else mask for one, mask in zip(episodes, masks, strict=True)]
+    rows = zip(examples, tokens, parts, kept.finishes, texts, sampled, episodes, forks, strict=True)
+    return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
 
 
 def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:

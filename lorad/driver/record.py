@@ -151,7 +151,7 @@ def _metrics(
         "seconds_sampling": rollout.seconds,
         "seconds_waited": rollout.waited + sum(step.waited for step in steps),
     }
-    if session.rewarder.runs_user_code and rollout.scoring.seconds:
+    if any(judged.rewarder.runs_user_code for judged in session.judged) and rollout.scoring.seconds:
         values["seconds_scoring"] = rollout.scoring.seconds
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}

@@ -222,6 +222,7 @@ class Scoring:
         self._functions = functions
         self._parts = [_FunctionScores(function, groups) for function in functions]
         self._scores: list[Score] | None = None
+        self._apart: list[tuple[Scoring, list[int]]] = []
         self.seconds = 0.0  # from the beginning to the last score
 
     @classmethod
@@ -231,6 +232,15 @@ class Scoring:
         scoring._scores = scores
         return scoring
 
+    @classmethod
+    def together(cls, scorings: Sequence[tuple["Scoring", Sequence[int]]], size: int) -> "Scoring":
+        """Return what several score of groups of `size` samples; each comes with the places of its groups."""
+        scoring = cls([], [])
+        scoring._apart = [
+            (one, [place * size + i for place in places for i in range(size)]) for one, places in scorings
+        ]
+        return scoring
+
     def add(self, place: int, sample: RewardInput) -> None:
         """Score a sample soon. place: among all, group by group."""
         for part in self._parts:
@@ -238,6 +248,13 @@ class Scoring:
 
     def scores(self) -> list[Score]:
         """Wait until all have been scored; returns one Score for each sample, in order."""
+        if self._apart:
+            placed = dict[int, Score]()
+            for scoring, places in self._apart:
+                placed |= zip(places, scoring.scores(), strict=True)
+            self.seconds = max(scoring.seconds for scoring, _ in self._apart)
+            self._scores = [placed[place] for place in range(len(placed))]
+            self._apart = []
         if self._scores is None:
             with HEART.waits():  # for processes, each time for no longer than its time limit
                 columns = [part.replies() for part in self._parts]

@@ -143,11 +143,9 @@ def refuse_stale(session: Session, rollout: Rollout) -> None:
 
 
 def sampling(session: Session) -> Sampling:
-    """Return how the run samples. A reward of user code gets samples as they end; without one all come
-    together, which is cheaper.
-    """
+    """Return how the run samples."""
     how = sampling_of(session.spec.rollout, session.tokenizer.eos_ids)
-    return structs.replace(how, as_they_end=session.rewarder.runs_user_code, routes=session.records_routes)
+    return structs.replace(how, routes=session.records_routes)
 
 
 def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: bool = False) -> Sampling:
@@ -177,8 +175,42 @@ def complete(
 
     rewarder, seed: an evaluation has its own; None for the run's.
     """
+    parts = session.parts(planned.examples, "train" if seed is None else "eval")
+    if len(parts) == 1:
+        return _complete(parts[0][0], pool, planned, n, how, rewarder, seed)
+    groups: list[list[Sample]] = [[] for _ in planned.examples]
+    total = Generated(0, 0, 0.0)
+    scorings = list[tuple[Scoring, list[int]]]()
+    for own, places in parts:
+        part = replace(planned, examples=[planned.examples[place] for place in places])
+        played, generated, scoring = _complete(own, pool, part, n, how, rewarder, seed)
+        for place, group in zip(places, played, strict=True):
+            groups[place] = group
+        total = Generated(
+            total.samples + generated.samples,
+            total.tokens + generated.tokens,
+            total.seconds + generated.seconds,
+            total.waited + generated.waited,
+        )
+        scorings.append((scoring, places))
+    return groups, total, Scoring.together(scorings, n)
+
+
+def _complete(
+    session: Session,
+    pool: Connection,
+    planned: Plan,
+    n: int,
+    how: Sampling,
+    rewarder: Rewarder | None,
+    seed: int | None,
+) -> tuple[list[list[Sample]], Generated, Scoring]:
+    """Do as `complete` does, for examples that are judged alike. A reward of user code gets samples as they
+    end; without one all come together, which is cheaper.
+    """
     version = session.name_of(planned.version)
     rewarder = rewarder or session.rewarder
+    how = structs.replace(how, as_they_end=rewarder.runs_user_code)
     is_eval = seed is not None
     seed = session.spec.seed if seed is None else seed
     if (hosts := session.hosts) is not None:

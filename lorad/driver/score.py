@@ -20,7 +20,7 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
     """
     with session.timed("score"):
         scores = rollout.scoring.scores()
-    for note in session.rewarder.notes():
+    for note in (note for judged in session.judged for note in judged.rewarder.notes()):
         session.warn(note)
     _warn_of_cut_turns(session, rollout.samples)
     return scores
@@ -59,7 +59,12 @@ def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
     run = session.params.run
     if len(failed) <= spec.max_failures * len(scores) or not spec.algorithm.reads_reward:
         return None
-    names = spec.env.name or " or ".join(reward.name for reward in spec.rewards)
+    judging = [judged.spec for judged in session.judged]
+    names = " or ".join(
+        dict.fromkeys(
+            name for s in judging for name in ([s.env.name] if s.env.name else [r.name for r in s.rewards])
+        )
+    )
     return LoradError(
         f"the reward failed on {len(failed)} of {len(scores)} samples of step {session.state.step + 1}, and "
         f"reward.max_failures allows {spec.max_failures:.0%}: {failed[0].error}",

@@ -2,9 +2,10 @@
 step.
 """
 
+import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ from lorad.rl.data import Dataset, Example
 from lorad.rl.reward import RewardInput
 from lorad.rl.streaming.stream import Bookmark
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.data import Side
 from lorad.spec.kept import MAIN, EvalSet
 from lorad.spec.model import Spec
 
@@ -119,12 +121,25 @@ class Problems:
     is_scored: bool = True
 
 
+@dataclass(frozen=True)
+class Judges:
+    """The rewards and environments of a run, or those of a source of rows that has its own.
+
+    spec: as it holds for them. hosts: see `Session`.
+    """
+
+    spec: Spec
+    rewarder: Rewarder
+    hosts: Hosts | ProgramHosts | None
+
+
 @dataclass
 class Session:
     """One attempt of one run.
 
     own: the user's loss and advantage, where there are any.
     hosts: the environments, or agent programs; None where a sample is one completion.
+    of_sources: who judges the rows of sources in the run's place, as in `Spec.of_sources`.
     ahead: None where no sampling runs ahead of training.
     plays_freely: whether episodes wait for nothing but their own turns, so that a resume makes others.
     records_routes: whether samples have routes, which the trainer replays.
@@ -153,6 +168,7 @@ class Session:
     own: UserFunctions
     hosts: Hosts | ProgramHosts | None
     stop: StopFlag
+    of_sources: Mapping[tuple[Side, str], Judges] = field(default_factory=dict)
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(default_factory=dict)
     ahead: _Sampler | None = None
@@ -176,6 +192,24 @@ class Session:
     def held_out(self) -> list[Example]:
         """Return the problems of data.eval; their completions are those of the data, where it has any."""
         return next((problems.examples for problems in self.problems if problems.name == MAIN), [])
+
+    @property
+    def judged(self) -> list[Judges]:
+        """Return all who judge samples, the run's first."""
+        return [Judges(self.spec, self.rewarder, self.hosts), *self.of_sources.values()]
+
+    def parts(self, examples: Sequence[Example], side: Side) -> "list[tuple[Session, list[int]]]":
+        """Split examples by who judges them: the session as it holds for each part, and where those stand."""
+        places = dict[str, list[int]]()
+        for place, example in enumerate(examples):
+            label = example.source if (side, example.source) in self.of_sources else ""
+            places.setdefault(label, []).append(place)
+        parts = [(self, places.pop(""))] if "" in places else []
+        for label in sorted(places):
+            own = self.of_sources[side, label]
+            session = dataclasses.replace(self, spec=own.spec, rewarder=own.rewarder, hosts=own.hosts)
+            parts.append((session, places[label]))
+        return parts
 
     @property
     def steps_left(self) -> bool:

@@ -61,9 +61,9 @@ with quick_imports():
         step_of,
     )
     from lorad.preflight.quantize import check_blocks
-    from lorad.preflight.rewards import TRIED, check_reward
+    from lorad.preflight.rewards import check_reward
     from lorad.preflight.routes import check_routes, records_routes
-    from lorad.preflight.rows import check_rows
+    from lorad.preflight.rows import check_rows, judged_rows
     from lorad.preflight.start import check_start, naming_adapter, source_of, supplied_spec
     from lorad.preflight.teacher import Teacher, check_teacher
     from lorad.preflight.telling import begin, telling
@@ -149,10 +149,10 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
         *(partial(_there, source, cwd) for source in _sources(spec)),
-        lambda: Rewarder(spec.rewards, cwd),
         lambda: UserFunctions(spec.algorithm, cwd),
-        lambda: open_env(spec.env, cwd),
     ]
+    for judged in (spec, *spec.of_sources.values()):
+        looks += [partial(Rewarder, judged.rewards, cwd), partial(open_env, judged.env, cwd)]
     if spec.lora.adapter_path is not None:
         looks.append(partial(read_peft, source_of(spec, cwd)))
     for look in looks:
@@ -379,15 +379,22 @@ def _check_user_code(
         return False, []
     begin("loading the reward")
     check_functions(spec.algorithm, cwd)
-    is_rl = spec.algorithm.kind == "rl"
-    count = min(TRIED, data.size or TRIED)
-    scored = data.take(0, count) if is_rl else held_out[:count]
-    if spec.env.name is None:
-        for reward in spec.rewards:
-            refuse_unset(reward.env, "reward.env")
-        return check_reward(spec, scored, data, held_out, tokenizer, cwd)
-    check_env(spec, scored[0], tokenizer, cwd)
-    return True, []
+    is_scored = True
+    warnings = list[str]()
+    for part in judged_rows(spec, data, held_out):
+        try:
+            if part.spec.env.name is not None:
+                check_env(part.spec, part.first[0], tokenizer, cwd)
+                continue
+            for reward in part.spec.rewards:
+                refuse_unset(reward.env, "reward.env")
+            has_reward, doubtful = check_reward(part, tokenizer, cwd)
+        except SpecError as error:
+            problem = f"{part.source}: {error.problem}" if part.source else error.problem
+            raise SpecError(problem, key=error.key, hint=error.hint) from error
+        is_scored &= has_reward
+        warnings += doubtful
+    return is_scored, warnings
 
 
 def _warnings(

@@ -11,19 +11,18 @@ from msgspec.structs import replace
 
 from lorad.driver.rewards import Rewarder
 from lorad.errors import SpecError
+from lorad.preflight.rows import JudgedRows
 from lorad.preflight.telling import begin
-from lorad.rl.data import Dataset, Example, rows_behind
+from lorad.rl.data import Example, rows_behind
 from lorad.rl.reward import OF_TRL, SAMPLE_KEYS, RewardInput, renamed
 from lorad.rl.rows.columns import find_value
 from lorad.rl.rows.doubts import listed
 from lorad.rl.sources import Row
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data
-from lorad.spec.model import Spec
 from lorad.spec.reward import RewardSpec
 from lorad.text import some_of
 
-TRIED = 4  # rows for which completions are made up
 _SECONDS = 10.0  # for all functions together
 _LIMIT = 8.0  # seconds of a coroutine or a judge
 _MADE_UP = "Made up by lorad to try the reward."
@@ -36,21 +35,14 @@ _FORMS = (
 )
 
 
-def check_reward(
-    spec: Spec,
-    examples: Sequence[Example],
-    data: Dataset,
-    held_out: Sequence[Example],
-    tokenizer: Tokenizer,
-    cwd: Path,
-) -> tuple[bool, list[str]]:
+def check_reward(judged: JudgedRows, tokenizer: Tokenizer, cwd: Path) -> tuple[bool, list[str]]:
     """The reward can be loaded, every row has what it asks for, and it scores completions that are made up.
 
     Raises SpecError. Returns whether samples of these examples have a reward, and warnings. Held-out
     completions need no reward, so that one that is not given may lack something.
-
-    examples: the first of those whose samples are scored; none where none are.
     """
+    spec = judged.spec
+    examples = judged.first
     is_rl = spec.algorithm.kind == "rl"
     stops = spec.rollout.stop
     with open_rewards(spec.rewards, cwd) as rewarder:
@@ -59,9 +51,9 @@ def check_reward(
         if not examples:
             return is_rl, warnings
         row = examples[0].row
-        lacking = rewarder.lacking(row, has_answers=data.has_answers if is_rl else bool(examples[0].answer))
+        lacking = rewarder.lacking(row, has_answers=judged.has_answers)
         if is_rl and not lacking:
-            for rows in (data.rows, rows_behind(held_out)):
+            for rows in (judged.rows, rows_behind(judged.held_out)):
                 warnings += _refuse_lacking(rewarder, rows, spec.data)
         if not lacking:
             warnings += [

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,19 +11,39 @@ from lorad.preflight.answers import Sampling, answer_doubts
 from lorad.preflight.telling import begin
 from lorad.rl.completions.formats import format_of, label_of
 from lorad.rl.completions.targets import TargetDataset
-from lorad.rl.data import Dataset, Example, rows_behind
+from lorad.rl.data import Dataset, Example, RowDataset, rows_behind
 from lorad.rl.rows.doubts import are_chats, listed, row_doubts
 from lorad.rl.rows.pairs import Judgement, preference_doubts
-from lorad.rl.sources import SUFFIXES
+from lorad.rl.sources import SUFFIXES, Row
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.data import names_of, single
+from lorad.spec.data import labels_of, names_of, single
 from lorad.spec.model import Spec
 
+TRIED = 4  # rows for which completions are made up
 _UNSHOWN = (
     "the chat template does not write it, so that the model does not see it; write it as the template does, "
     "or leave it out"
 )
+
+
+class JudgedRows(NamedTuple):
+    """Rows that are judged alike: by the run, or as their source says.
+
+    Attributes:
+        spec: The spec as it holds for them.
+        source: The label of the source; "" for the run.
+        rows: The rows that are trained on.
+        first: The first rows whose samples are scored.
+        has_answers: Whether they have answers.
+    """
+
+    spec: Spec
+    source: str
+    rows: Sequence[Row]
+    first: list[Example]
+    held_out: list[Example]
+    has_answers: bool
 
 
 def check_rows(
@@ -36,12 +57,13 @@ def check_rows(
     warnings = [*_on_trained_rows(spec), *_on_no_figures(spec, held_out, is_scored)]
     sampled = Sampling(spec.rollout.max_new_tokens, spec.rollout.stop)
     has_rows = spec.data.eval is not None and single(spec.data.eval) not in TASKS
-    scored = {
-        "data.train": data.rows if spec.algorithm.kind == "rl" else (),
-        "data.eval": rows_behind(held_out) if is_scored and has_rows else (),
-    }
-    for key, rows in scored.items() if spec.env.name is None else ():
-        warnings += answer_doubts(key, rows, spec.data, spec.rewards, sampled, tokenizer)
+    for part in judged_rows(spec, data, held_out):
+        of_eval = rows_behind(part.held_out) if is_scored and has_rows else []
+        trained = part.rows if spec.algorithm.kind == "rl" else []
+        for key, rows in (
+            (("data.train", trained), ("data.eval", of_eval)) if part.spec.env.name is None else ()
+        ):
+            warnings += answer_doubts(key, rows, spec.data, part.spec.rewards, sampled, tokenizer)
     if spec.algorithm.kind == "preference" and isinstance(data, TargetDataset):
         warnings += preference_doubts("data.train", data.judgements(), spec.data)
         warnings += preference_doubts("data.eval", _judged(spec, held_out), spec.data)
@@ -56,6 +78,35 @@ def check_rows(
         form = format_of(rows[0], spec.data, spec.algorithm) if held_out[0].targets else None
         warnings += row_doubts("data.eval", rows, spec.data, form)
     return warnings
+
+
+def judged_rows(spec: Spec, data: Dataset, held_out: Sequence[Example]) -> Iterator[JudgedRows]:
+    """Yield the rows that the run judges, if there are any, and those of each source that says how itself."""
+    of_sources = spec.of_sources
+    is_rl = spec.algorithm.kind == "rl"
+    evaluated = [example for example in held_out if ("eval", example.source) not in of_sources]
+    own = {label for side, label in of_sources if side == "train"}
+    labels = [*labels_of(spec.data.train).values()]
+    rows: Sequence[Row] = data.rows
+    if isinstance(data, RowDataset) and own:
+        rows, first = data.part([label for label in labels if label not in own], TRIED)
+        has_answers = any(example.answer for example in first)
+    else:
+        first = data.take(0, min(TRIED, data.size or TRIED)) if is_rl else []
+        has_answers = data.has_answers
+    if first or evaluated or not own:
+        tried = first or evaluated[:TRIED]
+        answered = has_answers if first else any(example.answer for example in tried)
+        yield JudgedRows(spec, "", rows, tried, evaluated, has_answers=answered)
+    for (side, label), part in of_sources.items():
+        evaluated = [example for example in held_out if side == "eval" and example.source == label]
+        rows, first = (
+            data.part([label], TRIED) if side == "train" and isinstance(data, RowDataset) else ([], [])
+        )
+        first = first or evaluated[:TRIED]
+        if first:
+            answered = any(example.answer for example in first)
+            yield JudgedRows(part, label, rows, first, evaluated, has_answers=answered)
 
 
 def _judged(spec: Spec, held_out: Sequence[Example]) -> Iterator[Judgement]:

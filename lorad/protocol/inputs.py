@@ -31,7 +31,7 @@ class RowCounts(Struct, frozen=True):
 
 
 class Input(Struct, frozen=True):
-    """A file that an attempt read.
+    """A file that an attempt read; or packages with their versions, which have neither size nor time.
 
     bytes: its size.
     mtime: in nanoseconds.
@@ -56,6 +56,8 @@ def changes(before: Mapping[str, Input]) -> list[str]:
     """List the files that changed since `before`, a sentence each."""
     changed = []
     for key, old in before.items():
+        if not (old.bytes or old.mtime):
+            continue
         try:
             now = look(Path(old.path), at_most=-1)
             is_same = (now.bytes, now.mtime) == (old.bytes, old.mtime)

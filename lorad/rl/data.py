@@ -3,11 +3,10 @@ it.
 """
 
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from lorad.rl.generated.rows import generated_rows
 from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
+from lorad.rl.kept.summary import Summary
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
 from lorad.rl.rows.messages import chat_in, messages_of, with_system
@@ -33,8 +33,8 @@ from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, Problem, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, MADE, Data, Sources, labels_of, single
-from lorad.spec.env import EnvSpec
+from lorad.spec.data import GENERATED, MADE, Data, Sources, labels_of, own_of, single
+from lorad.spec.env import VERIFIERS, EnvSpec
 from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
@@ -231,7 +231,8 @@ class _Prompts(Dataset):
         row = kept.row
         prompt = kept.text
         tokens = kept.prompt.tolist()
-        value = value_of(row, self._data, "answer_key") if self.has_answers else ""
+        is_answered = self.has_answers and find_value(row, self._data, "answer_key") is not None
+        value = value_of(row, self._data, "answer_key") if is_answered else ""
         if len(tokens) > self._data.max_prompt_tokens:
             tokens = tokens[-self._data.max_prompt_tokens :]
             prompt = self._tokenizer.decode(tokens, skip_special=False)
@@ -278,39 +279,7 @@ class _Prompts(Dataset):
         return texts
 
 
-class Summary:
-    """A summary grows while rows are made ready: their digest, and whether they have answers."""
-
-    def __init__(self, data: Data) -> None:
-        self._data = data
-        self._digest = hashlib.sha256()
-        self._said = b""
-        self._row: Row | None = None
-        self._unanswered: Row | None = None
-        self.has_answers = False
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest()
-
-    def of(self, kept: Iterable[Kept]) -> Iterator[Kept]:
-        """Yield what is kept. Raises SpecError for the first row without an answer, where others have one."""
-        for sample in kept:
-            if sample.row is not self._row:
-                row = self._row = sample.row
-                content = [row.number, row.values, *([row.source] if row.source else [])]
-                self._said = json.dumps(content, sort_keys=True, default=str).encode()
-                if find_value(row, self._data, "answer_key") is not None:
-                    self.has_answers = True
-                elif self._unanswered is None:
-                    self._unanswered = row
-            self._digest.update(self._said)
-            yield sample
-        if self.has_answers and self._unanswered is not None:
-            value_of(self._unanswered, self._data, "answer_key")
-
-
-class _RowDataset(_Prompts):
+class RowDataset(_Prompts):
     """Rows that are made ready before the run."""
 
     def __init__(
@@ -326,7 +295,8 @@ class _RowDataset(_Prompts):
         row is left.
         """
         super().__init__(sources, data, tokenizer)
-        summary = Summary(data)
+        labels = labels_of(sources)
+        summary = Summary(data, [labels[name] for name in own_of(sources)])
 
         def facts() -> RowFacts:
             counts = (self.dropped, self.cut)
@@ -360,6 +330,12 @@ class _RowDataset(_Prompts):
     def take(self, position: int, n: int) -> list[Example]:
         chosen = [self._order.place(index) for index in range(position, position + n)]
         return [self._example(self._rows[place], epoch) for place, epoch in chosen]
+
+    def part(self, labels: Collection[str], n: int) -> tuple[list[Row], list[Example]]:
+        """Return the rows of some sources, and the first `n` of them as examples."""
+        places = [place for place, label in enumerate(self._rows.labels) if label in labels]
+        examples = [self._example(self._rows[place], 0) for place in places[:n]]
+        return [self._rows.row(place) for place in places], examples
 
 
 class _Streamed(_Prompts):
@@ -401,13 +377,15 @@ def load_data(
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
     key = key_of(source, data, tokenizer, cwd, split)
-    return _RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed, key)
+    return RowDataset(source, rows_of(source, split, data, cwd), data, tokenizer, seed, key)
 
 
 def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Row]:
     """Yield the rows of `data.train` or `data.eval`, where that is no builtin task. Raises SpecError."""
 
     def read(name: str) -> Iterator[Row]:
+        if name.startswith(VERIFIERS):
+            return environment_rows(own_of(source)[name].played, split, cwd)
         is_generated = name.startswith(GENERATED)
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
@@ -419,7 +397,7 @@ def load_prompts(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     data = spec.data
     if spec.env.package:
         rows = environment_rows(spec.env, "train", cwd)
-        return _RowDataset(data.train, rows, data, tokenizer, spec.seed)
+        return RowDataset(data.train, rows, data, tokenizer, spec.seed)
     return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
 
 
@@ -443,7 +421,7 @@ def load_eval(
         rows = islice(environment_rows(env, "test", cwd), problems)
     if rows is not None:
         first = [*rows]
-        held_out = _RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
+        held_out = RowDataset(source, first, ordered, tokenizer, EVAL_SEED) if first else None
         return held_out.take(0, held_out.size or 0) if held_out else []
     dataset = load_data(source, "test", ordered, tokenizer, EVAL_SEED, cwd)
     return dataset.take(0, min(problems, dataset.size or problems))

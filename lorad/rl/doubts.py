@@ -6,10 +6,11 @@ from itertools import chain
 
 from lorad.errors import SpecError
 from lorad.rl.expectations import eval_metrics, wrong_expectations
+from lorad.rl.generated.sources import refuse_judges, refuse_rows
 from lorad.rl.idle import idle_keys
 from lorad.rl.tasks import TASKS
 from lorad.spec.algorithm import Algorithm, Kind
-from lorad.spec.data import MADE, VERIFIERS, Data, names_of, single
+from lorad.spec.data import MADE, Data, single
 from lorad.spec.env import EnvSpec
 from lorad.spec.kept import MAIN
 from lorad.spec.model import Spec
@@ -24,7 +25,17 @@ _COLDEST = 0.01  # below, scores divided by it overflow
 
 def refuse_contradictions(spec: Spec) -> None:
     """Raise SpecError for settings that contradict each other."""
-    of_all = (_of_rate, _of_stream, _of_env, _of_own_rows, _of_eval, _of_best, idle_keys, wrong_expectations)
+    of_all = (
+        _of_rate,
+        _of_stream,
+        _of_env,
+        refuse_rows,
+        refuse_judges,
+        _of_eval,
+        _of_best,
+        idle_keys,
+        wrong_expectations,
+    )
     kinds = (*of_all, *_OF_KIND[spec.algorithm.kind])
     for error in chain.from_iterable(kind(spec) for kind in kinds):
         raise error
@@ -87,20 +98,6 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
             key="reward",
             hint="Leave it out, and let the environment compute it.",
         )
-
-
-def _of_own_rows(spec: Spec) -> Iterator[SpecError]:
-    """Yield errors of rows beside those of an environment of verifiers, and of its sandbox."""
-    own = spec.env.name if spec.env.package else None
-    sources = {"data.train": spec.data.train, "data.eval": spec.data.eval}
-    sources |= {f"eval.sets.{name}.data": problems.data for name, problems in spec.eval.sets.items()}
-    for key, name in ((key, name) for key, names in sources.items() for name in names_of(names)):
-        if name != own and (own or name.startswith(VERIFIERS)):
-            hint = "An environment of verifiers has rows of its own: name it in env.name, and no data."
-            yield SpecError(f"env.name plays {own}, and not the rows of {name}", key=key, hint=hint)
-    if own and spec.env.sandbox != "none":
-        problem = f"{own} wants files of its user and the network, which a sandbox has none of"
-        yield SpecError(problem, key="env.sandbox", hint="Leave it out.")
 
 
 def _of_eval(spec: Spec) -> Iterator[SpecError]:

@@ -9,15 +9,45 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from lorad.spec.env import VERIFIERS, EnvSpec
 from lorad.spec.numbers import Fraction, Part, Positive
+from lorad.spec.reward import RewardSpec
 
 GENERATED = "reasoning_gym:"  # a source of rows that an interpreter makes
-VERIFIERS = "verifiers:"  # an environment of that package, and a source of its rows
 MADE = (GENERATED, VERIFIERS)
-Sources = str | list[str] | dict[str, float]
 _MOST_SOURCES = 64
 _LABEL_CHARACTERS = 40
 DataFormat = Literal["auto", "messages", "completion", "preference", "labels"]
+
+
+class _SourceSpec(Part, frozen=True):
+    """A source of rows among several, with what is its own; a number alone is its weight.
+
+    Attributes:
+        weight: its share, beside the weights of the others.
+        env: the environment in which its rows are played, instead of the run's: a name, or what `env` of a
+            run may be.
+        reward: how completions of its rows are scored, without the run's environment or reward: what `reward`
+            of a run may be.
+    """
+
+    weight: float = 1.0
+    env: str | EnvSpec | None = None
+    reward: str | RewardSpec | Annotated[list[str | RewardSpec], Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.env is not None and self.reward is not None:
+            raise ValueError("an environment gives the reward of an episode: name one of env and reward")
+
+    @property
+    def played(self) -> EnvSpec:
+        """Return its environment, which has no name where it has none."""
+        return EnvSpec(name=self.env) if isinstance(self.env, str) else self.env or EnvSpec()
+
+
+Sources = str | list[str] | dict[str, float | _SourceSpec]
+Side = Literal["train", "eval"]
+SIDES: tuple[Side, ...] = ("train", "eval")
 
 
 class _Difficulty(Part, frozen=True):
@@ -48,7 +78,8 @@ class Data(Part, frozen=True):
             .parquet, .csv, .json), a hub dataset, or `reasoning_gym:TASK`, whose rows reasoning-gym makes.
             With `env.name: verifiers:ID` it is that environment, which has rows of its own.
             `[a.jsonl, b.parquet]` are the rows of both together; `{a.jsonl: 7, b.jsonl: 3}` mixes them in
-            these shares, whatever their sizes.
+            these shares, whatever their sizes. `{a.jsonl: {weight: 7, reward: gsm8k}, b.jsonl: {weight: 3,
+            env: lookup}}` judges each by its own (docs/data.md).
         eval: held-out problems, named in the same way. null is the held-out split of a builtin task
             and of reasoning_gym, and no evaluation for a file. Of an environment of verifiers it is what that
             evaluates on, else one prompt in 16.
@@ -154,7 +185,22 @@ def shares_of(sources: Sources) -> Mapping[str, float]:
     if not isinstance(sources, dict):
         return {}
     labels = labels_of(sources)
-    return {labels[name]: weight for name, weight in sources.items()}
+    return {labels[name]: weight_of(share) for name, share in sources.items()}
+
+
+def weight_of(share: float | _SourceSpec) -> float:
+    """Return the weight of a source, which may have more of its own."""
+    return share.weight if isinstance(share, _SourceSpec) else share
+
+
+def own_of(sources: Sources | None) -> dict[str, _SourceSpec]:
+    """Return the sources with an environment or a reward of their own, by their names."""
+    entries = sources.items() if isinstance(sources, dict) else ()
+    return {
+        name: share
+        for name, share in entries
+        if isinstance(share, _SourceSpec) and (share.env is not None or share.reward is not None)
+    }
 
 
 def _check_sources(key: str, sources: Sources | None) -> None:
@@ -164,5 +210,7 @@ def _check_sources(key: str, sources: Sources | None) -> None:
         raise ValueError(f"{key} names {len(names)} sources, not 1 to {_MOST_SOURCES}")
     if len(set(names)) < len(names):
         raise ValueError(f"{key} names a source twice; a weight says how much of it there is")
-    if isinstance(sources, dict) and not all(w > 0 and math.isfinite(w) for w in sources.values()):
+    if isinstance(sources, dict) and not all(
+        w > 0 and math.isfinite(w) for w in map(weight_of, sources.values())
+    ):
         raise ValueError(f"{key}: a weight is a number above 0")

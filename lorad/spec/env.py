@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from lorad.spec.data import VERIFIERS
 from lorad.spec.numbers import Part, Positive, PositiveFloat
 from lorad.spec.user_code import EnvName, memory_bytes
 
+VERIFIERS = "verifiers:"  # an environment of that package, and a source of its rows
 _ID = re.compile(rf"{VERIFIERS}([A-Za-z0-9][\w.-]*/)?([A-Za-z0-9][\w.-]*)(@[\w.+-]+)?")
 
 

@@ -8,6 +8,7 @@ Every value is checked here as far as the value alone shows (types, ranges, name
 properties.
 """
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,8 +17,8 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.data import VERIFIERS, Data
-from lorad.spec.env import EnvSpec
+from lorad.spec.data import SIDES, Data, Side, labels_of, own_of
+from lorad.spec.env import VERIFIERS, EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import EXPECTATIONS, Checkpoint, Eval, Expectation
 from lorad.spec.lora import Lora
@@ -38,6 +39,7 @@ from lorad.spec.trainer import Trainer
 _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it overflow
 TAGS = 32  # of a run at most
 _MOST_ERRORS = 20  # that are found at once
+_SHARED = {"workers": 1, "concurrency": 16}  # of an environment of verifiers
 _CHANGES_BASE = ("pissa", "olora")  # values of PEFT's init_lora_weights
 
 
@@ -231,7 +233,24 @@ class Spec(Part, frozen=True):
     @property
     def max_failures(self) -> float:
         """Return the share of samples that may be without a reward."""
-        return min(reward.max_failures for reward in self.rewards)
+        rewards = chain(self.rewards, *(own.rewards for own in self.of_sources.values()))
+        return min(reward.max_failures for reward in rewards)
+
+    @property
+    def of_sources(self) -> "dict[tuple[Side, str], Spec]":
+        """Return the spec of each source with an environment or a reward of its own, as it holds for its
+        rows, by its key of `data` and the label of its rows.
+        """
+        specs = dict[tuple[Side, str], Spec]()
+        for side in SIDES:
+            sources = getattr(self.data, side)
+            for name, own in own_of(sources).items():
+                plain = replace(self.data, train=name, eval=None, args={}, python=None)
+                reward = own.reward or "exact_match"
+                specs[side, labels_of(sources)[name]] = replace(
+                    self, data=plain, env=own.played, reward=reward
+                )
+        return specs
 
     @property
     def planned_steps(self) -> int:
@@ -243,9 +262,10 @@ class Spec(Part, frozen=True):
         """Return the tokens of the longest sample that is trained on, its prompt included."""
         if self.algorithm.kind != "rl":
             return self.data.max_sample_tokens
-        if self.env.name is not None and self.env.max_tokens is not None:
-            return self.env.max_tokens
-        return self.data.max_prompt_tokens + self.rollout.max_new_tokens
+        envs = [self.env, *(own.env for own in self.of_sources.values())]
+        limits = [env.max_tokens for env in envs if env.name is not None and env.max_tokens is not None]
+        own = self.data.max_prompt_tokens + self.rollout.max_new_tokens
+        return max(limits) if len(limits) == len(envs) else max([own, *limits])
 
     @property
     def gpus(self) -> int:
@@ -309,10 +329,25 @@ def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
     """
     env = data.get("env")
     rows = data.get("data", {})
-    if not (isinstance(env, dict) and isinstance(rows, dict) and str(env.get("name")).startswith(VERIFIERS)):
+    if not isinstance(rows, dict):
         return data
-    played = {"workers": 1, "concurrency": 16, **env}
-    return {"deterministic": False, **data, "env": played, "data": {"train": env["name"]} | rows}
+    for side in SIDES:
+        sources = rows.get(side)
+        for name, share in sources.items() if isinstance(sources, dict) else ():
+            settings = share if isinstance(share, dict) else {"weight": share}
+            own = settings.get("env", {})
+            if str(name).startswith(VERIFIERS) and isinstance(own, dict):
+                settings = settings | {"env": {**_SHARED, "name": name, **own}}
+                rows = rows | {side: rows[side] | {name: settings}}
+                data = {"deterministic": False, **data, "data": rows}
+    if not (isinstance(env, dict) and str(env.get("name")).startswith(VERIFIERS)):
+        return data
+    return {
+        "deterministic": False,
+        **data,
+        "env": {**_SHARED, **env},
+        "data": {"train": env["name"]} | rows,
+    }
 
 
 def _on_init(data: dict[str, Any]) -> str:
@@ -332,13 +367,13 @@ def fitted(spec: Spec, positions: int) -> Spec:
 
     Raises SpecError when a prompt and its completion do not fit.
     """
-    if (most := spec.env.max_tokens or positions) > positions:
-        raise SpecError(
-            f"{most} is more than the {positions} positions of the model",
-            key="env.max_tokens",
-            hint=f"Set it to {positions} or less.",
-        )
-    spec = replace(spec, env=replace(spec.env, max_tokens=most)) if spec.env.name else spec
+    spec = replace(spec, env=_fitted_env(spec.env, positions, "env"))
+    for side in SIDES:
+        sources = getattr(spec.data, side)
+        for name, own in own_of(sources).items():
+            env = _fitted_env(own.played, positions, f"data.{side}: {name}: env")
+            sources = sources | ({name: replace(own, env=env)} if own.env is not None else {})
+        spec = replace(spec, data=replace(spec.data, **{side: sources}))
     if spec.data.max_sample_tokens > positions:
         if spec.data.max_sample_tokens != Data().max_sample_tokens:
             raise SpecError(
@@ -368,6 +403,17 @@ def fitted(spec: Spec, positions: int) -> Spec:
             hint=f"Lower one of the two; without data.max_prompt_tokens it is {positions - new}.",
         )
     return replace(spec, data=replace(spec.data, max_prompt_tokens=positions - new))
+
+
+def _fitted_env(env: EnvSpec, positions: int, key: str) -> EnvSpec:
+    """Give episodes a limit that fits a model of so many positions. Raises SpecError."""
+    if (most := env.max_tokens or positions) > positions:
+        raise SpecError(
+            f"{most} is more than the {positions} positions of the model",
+            key=f"{key}.max_tokens",
+            hint=f"Set it to {positions} or less.",
+        )
+    return replace(env, max_tokens=most) if env.name else env
 
 
 def to_json(spec: Spec) -> bytes:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from msgspec import structs
-
 from lorad.driver.evals import progress
 from lorad.driver.evals.problems import sampling
 from lorad.driver.record import source_of, write_samples
@@ -74,9 +72,8 @@ def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dic
     # the same seeds at each step and in each run: what differs are the versions
     planned = Plan(0, examples, 0, session.state.version, 0)
     how = sampling(session.spec.rollout, settings, tuple(session.tokenizer.eos_ids))
-    rewarder = problems.rewarder or session.rewarder
-    how = structs.replace(how, as_they_end=rewarder.runs_user_code)
-    groups, _, scoring = complete(session, session.pool, planned, settings.n, how, rewarder, seed=EVAL_SEED)
+    own = problems.rewarder
+    groups, _, scoring = complete(session, session.pool, planned, settings.n, how, own, seed=EVAL_SEED)
     scores = scoring.scores()
     by_problem = [scores[start : start + settings.n] for start in range(0, len(scores), settings.n)]
     lines = [

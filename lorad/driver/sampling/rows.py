@@ -16,8 +16,11 @@ from lorad.protocol.batch import Batch
 
 def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
     """Return the tokens of samples; rows of a group that follow each other share a prompt where it is one."""
-    masks = [sample.sampled for group in groups for sample in group if sample.sampled is not None]
-    batch = Batch.of([part for group in groups for part in _parts(group)], masks or None)
+    samples = [sample for group in groups for sample in group]
+    masks = None
+    if any(sample.sampled is not None for sample in samples):
+        masks = [np.ones(s.tokens.size, np.bool_) if s.sampled is None else s.sampled for s in samples]
+    batch = Batch.of([part for group in groups for part in _parts(group)], masks)
     return replace(batch, routes=routes_in(groups))
 
 

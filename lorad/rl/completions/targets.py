@@ -26,7 +26,6 @@ from lorad.rl.data import (
     Example,
     NoData,
     Split,
-    Summary,
     TaskDataset,
     chunks,
     load_data,
@@ -39,6 +38,7 @@ from lorad.rl.data import (
 from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
+from lorad.rl.kept.summary import Summary
 from lorad.rl.rows.columns import find_value, text_of, value_of
 from lorad.rl.rows.messages import TRAINED_KEYS, with_system
 from lorad.rl.rows.pairs import Judgement
