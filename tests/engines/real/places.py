@@ -52,9 +52,9 @@ ENVIRONMENT = {
     },
     "vllm": {"PYTHONPATH": CPU["vllm"], "HF_TOKEN": SECRET},
 }
-OF_RUNS = ENVIRONMENT | {"sglang": ENVIRONMENT["sglang"] | {"LORAD_FORKS": "1"}}
-"""For whole runs, of which the server is a part: SGLang's processes are forks of its first one there, 18 s of
-processor less. What tests ask directly is spawned, as users have it.
+OF_RUNS = {kind: environment | {"LORAD_FORKS": "1"} for kind, environment in ENVIRONMENT.items()}
+"""For whole runs, of which the server is a part: a server's processes are forks of its first one there, 18 to
+20 s of processor less. What tests ask directly is spawned, as users have it.
 """
 
 

@@ -2,7 +2,11 @@
 
 - torchvision is a CUDA build whose operators do not load: they are declared, so that it imports.
 - Gated delta nets are computed in plain torch.
+- `LORAD_FORKS=1`: its processes are forks of the first one, which has imported what they need.
 """
+
+import os
+from typing import Any
 
 from at_import import after_import, before_import
 
@@ -19,5 +23,14 @@ def mend_gated_delta(module: object) -> None:
     mend_vllm(module)
 
 
+def fork_processes(module: Any) -> None:
+    """vLLM's engine and its worker are spawned on a CPU, and import for ten seconds of processor time each."""
+    import multiprocessing
+
+    module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
 before_import("torchvision", declare_torchvision_operators)
 after_import("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention", mend_gated_delta)
+if os.environ.get("LORAD_FORKS"):
+    after_import("vllm.utils.system_utils", fork_processes)
