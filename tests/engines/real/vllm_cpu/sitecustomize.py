@@ -24,7 +24,7 @@ def mend_gated_delta(module: object) -> None:
 
 
 def fork_processes(module: Any) -> None:
-    """vLLM's engine and its worker are spawned on a CPU, and import for ten seconds of processor time each."""
+    """vLLM's engine and its worker are spawned on a CPU, and import for ten seconds each."""
     import multiprocessing
 
     module.get_mp_context = lambda: multiprocessing.get_context("fork")
