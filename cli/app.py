@@ -96,6 +96,7 @@ _COMMANDS = {
     "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
     "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
     "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
+    "hosts": _Command("machine.hosts:app", "other boxes, for `lorad --host NAME COMMAND`"),
     "doctor": _Command("doctor:doctor", "check this machine and this home"),
     "init": _Command("setup:init", "a spec to start from"),
     "completion": _Command("setup:completion", "a script to source"),
@@ -135,6 +136,7 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
         verb = _ALIASES.get(args[0], args[0])
+        ctx.obj = [verb, *args[1:]]
         if verb in _COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
             return super().resolve_command(ctx, [verb, *args[1:]])
         near = _MEANT.get(verb) or get_close_matches(verb, _COMMANDS)
@@ -235,6 +237,12 @@ app = typer.Typer(
 def lorad(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    host: str | None = typer.Option(
+        None, "--host", metavar="NAME", help="The box it is about, as `lorad hosts` has it; here."
+    ),
+    cwd: str | None = typer.Option(
+        None, "--cwd", metavar="DIR", help="On that box: where relative paths begin."
+    ),
 ) -> None:
     """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive
     anything.
@@ -245,6 +253,9 @@ def lorad(
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit
+    from lorad.cli.reach import go  # it knows clients, and `lorad --version` needs none
+
+    go(ctx.obj, host, cwd)
 
 
 def main() -> None:

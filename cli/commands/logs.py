@@ -208,9 +208,9 @@ def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -
     try:
         return client.own_logs(of, offset=offset)
     except DaemonUnreachable:  # when its log is wanted most
-        if offset >= 0:
+        if offset >= 0 or not isinstance(client.where, Home):
             raise
-        return _end_of(client.home, of, -offset)
+        return _end_of(client.where, of, -offset)
 
 
 def _end_of(home: Home, of: str, most: int) -> LogPart:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgspec
 
 from lorad import __version__
-from lorad.errors import DaemonUnreachable, SpecError, from_wire
+from lorad.errors import DaemonUnreachable, LoradError, SpecError, from_wire
 
 Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
 _CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
@@ -74,6 +74,7 @@ class Transport:
     def __init__(self, socket_path: Path, timeout: float) -> None:
         self.socket = socket_path
         self.timeout = timeout
+        self.restart = RESTART  # what to do where no daemon answers
 
     def patient(self, timeout: float) -> Self:
         """Make the same transport with another timeout, in seconds."""
@@ -89,7 +90,7 @@ class Transport:
                 is_whole = answer.headers.get("content-type") != LINES
                 content: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+            raise self._broken(error) from error
         if not is_whole and content["status"] >= 400:
             raise from_wire(content["body"]["error"])
         return content if is_whole else content["body"]
@@ -115,7 +116,15 @@ class Transport:
                 for line in answer.file:
                     yield json.loads(line)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> LoradError:
+        """Say that an answer broke off."""
+        return DaemonUnreachable(f"the daemon went away: {error}", hint=self.restart)
+
+    def _silent(self, method: str, path: str, error: Exception) -> LoradError:
+        """Say that nobody answers a request."""
+        return DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=self.restart)
 
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> _HttpAnswer:
         """Send a request, and return its answer with the body still to be read."""
@@ -128,7 +137,7 @@ class Transport:
         try:
             answer = self._asked(method, path, data)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
+            raise self._silent(method, path, error) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
             report = Transport.on_other_version
             Transport.on_other_version = None
@@ -139,7 +148,7 @@ class Transport:
                 with answer.file:
                     text = answer.read()
             except _CUT_OFF as error:
-                raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+                raise self._broken(error) from error
             raise from_wire(_error_of(answer.status, text))
         return answer
 
