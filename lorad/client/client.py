@@ -348,6 +348,10 @@ class Client:
 
     def export(self, version: str, directory: str) -> Exported:
         """Copy a version (run@number), verified, as a PEFT directory."""
+        if not isinstance(self.where, Home):
+            from lorad.client.archive import fetch_version  # slow, and rarely needed
+
+            return fetch_version(self._http, version, directory)
         return self._ask(Api.export, requests.ExportRequest(directory), version=version)
 
     def pin(self, version: str) -> Version:

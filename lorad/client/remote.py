@@ -112,7 +112,7 @@ class There:
             raise SpecError(message, hint=hint)
         home = self.facts().login
         directory = os.path.join(home, named.removeprefix("~").lstrip("/") if named[:1] == "~" else named)
-        return structs.replace(body, cwd=os.path.normpath(directory))  # type: ignore[call-arg]
+        return structs.replace(body, cwd=os.path.normpath(directory))
 
     # -- files here ------------------------------------------------------------------------------------------
     def _file(self, ending: str) -> Path:
@@ -291,9 +291,9 @@ def _local_file(body: Any) -> str:
     from lorad.spec.text import mapping  # slow, and needed for specs alone
 
     in_spec = ((Path(body.cwd), text) for text in _texts(mapping(body.spec, source=body.source)))
-    typed = ((Path.cwd(), text.partition("=")[2].strip("\"' ")) for text in body.overrides)
+    typed = ((Path.cwd(), str(text).partition("=")[2].strip("\"' ")) for text in body.overrides)
     for directory, text in (*in_spec, *typed):
-        name = text.partition(":")[0]  # the function behind it is not of the path
+        name: str = text.partition(":")[0]  # the function behind it is not of the path
         is_path = ("/" in name or "." in name) and name[:1] not in ("/", "~") and len(name) < 1024
         if is_path and (directory / name).exists():
             return name

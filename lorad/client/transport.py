@@ -29,6 +29,7 @@ RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER = "X-Lorad-Protocol"
 VERSION_HEADER = "X-Lorad-Version"
+EXPORTED_HEADER = "X-Lorad-Exported"  # run@version of an archive, which `best` may have named
 LINES = "application/x-ndjson"  # an answer in lines of JSON
 _QUEUED = 10  # seconds for a connection
 _TIMEVAL = struct.Struct("ll")  # struct timeval
