@@ -253,7 +253,7 @@ def lorad(
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit
-    from lorad.cli.reach import go  # it knows clients, and `lorad --version` needs none
+    from lorad.cli.commands.machine.reach import go  # it knows clients, and `lorad --version` needs none
 
     go(ctx.obj, host, cwd)
 

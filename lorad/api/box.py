@@ -43,7 +43,11 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     home that cannot be used.
     """
     Transport.on_other_version = _other_version
-    place = None if home is None else _place(home)
+    place: Place | None = None
+    if isinstance(home, str) and (home.startswith("ssh://") or home in read_hosts().hosts):
+        place = there(home)
+    elif home is not None:
+        place = Home(expanded(home).absolute())
     if start:
         return Lorad(DaemonConnection(launch.connected(place).telling(_unseen), start))
     client = Client(place)
@@ -53,12 +57,6 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
         hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
         raise DaemonUnreachable(error.message, hint=hint) from None
     return Lorad(DaemonConnection(client.telling(_unseen), start))
-
-
-def _place(home: str | os.PathLike[str]) -> "Place":
-    """Return the home of a directory, or that of a box. A directory has a slash where a box has its name."""
-    is_box = isinstance(home, str) and (home.startswith("ssh://") or home in read_hosts().hosts)
-    return there(str(home)) if is_box else Home(expanded(home).absolute())
 
 
 def _unseen(words: str) -> None:

@@ -12,7 +12,7 @@ from lorad.client.answers import written
 from lorad.client.transport import EXPORTED_HEADER, Transport
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, StorageError
 from lorad.files import fsync, remove_tree
-from lorad.models.exported import name_base
+from lorad.models.hf.exported import name_base
 from lorad.records.routes import Api
 from lorad.records.versions import Exported
 

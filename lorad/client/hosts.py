@@ -6,13 +6,13 @@ names of `~/.ssh/config`, or `user@host`; lorad adds no keys and no ports.
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from lorad.box.config import AlarmLimits, config_of
 from lorad.box.paths import Home, default_home
+from lorad.client.box_entry import BoxEntry, hosts_path
 from lorad.client.transport import Transport
 from lorad.errors import SpecError
 
@@ -27,22 +27,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED = (HERE, "all")
 
 
-class BoxEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A box of hosts.yaml.
-
-    Attributes:
-        ssh: What ssh is called with: a name of its configuration, user@host, or ssh://user@host:port.
-        lorad: The command there; a shell that ssh starts has the PATH of no virtual environment.
-        home: LORAD_HOME there; "" is that user's own.
-        cwd: The directory there in which relative paths of specs begin.
-    """
-
-    ssh: str
-    lorad: str = "lorad"
-    home: str = ""
-    cwd: str = ""
-
-
 class HostsFile(msgspec.Struct, forbid_unknown_fields=True):
     """What hosts.yaml has.
 
@@ -53,11 +37,6 @@ class HostsFile(msgspec.Struct, forbid_unknown_fields=True):
 
     hosts: dict[str, BoxEntry] = {}
     default: str = HERE
-
-
-def hosts_path() -> Path:
-    """Return the path of the user's hosts.yaml, which need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "lorad" / "hosts.yaml"
 
 
 def read_hosts() -> HostsFile:
@@ -139,6 +118,6 @@ def there(name: str) -> "There":
         return There(name, entry, os.environ.get(CWD, ""))
     hosts = read_hosts().hosts
     if name not in hosts:
-        known = f"There are {', '.join(hosts)}; `" if hosts else "`"
-        raise SpecError(f"there is no host {name}", hint=f"{known}lorad hosts add {name} USER@HOST` adds it.")
+        names = f"There are {', '.join(hosts)}; `" if hosts else "`"
+        raise SpecError(f"there is no host {name}", hint=f"{names}lorad hosts add {name} USER@HOST` adds it.")
     return There(name, hosts[name], os.environ.get(CWD, ""))

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import SOCKET_PATH_LIMIT, runtime_directory
-from lorad.client.hosts import BoxEntry, hosts_path
+from lorad.client.box_entry import BoxEntry, hosts_path
 from lorad.client.transport import PROTOCOL, Transport
 from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError, SpecError, StorageError
 from lorad.files import write_whole
@@ -34,7 +34,8 @@ _MASTER = (
 )
 _ANSWER_SECONDS = 120.0  # for the first command there, while a person may type a password
 _ADDED = 17  # characters that ssh adds to a control path while it binds it
-_SSH_FAILED, _NOT_FOUND = 255, 127  # exit codes of ssh, and of a shell
+_SSH_FAILED = 255  # the exit code of ssh itself
+_NOT_FOUND = 127  # that of a shell without the command
 _REMEDIES = (  # what ssh prints when it fails, and what to do about it
     ("Host key verification failed", "Call `ssh {ssh}` once, and answer what it asks about the host's key."),
     ("Permission denied", "`ssh {ssh}` has to work first: with a key, an agent or a password."),
@@ -49,8 +50,8 @@ class FarDaemon(msgspec.Struct):
     Attributes:
         socket: The path of the daemon's socket there.
         home: LORAD_HOME there.
-        version: That of lorad there.
-        protocol: That of its API.
+        version: Version of lorad on the box.
+        protocol: Version of the API that it speaks.
         user: Who is logged in.
         running: Whether a daemon answers there.
         login: The home directory of that user.
@@ -88,9 +89,9 @@ class There:
         """The beginning of a command that is about this box."""
         return f"lorad --host {self.name}"
 
-    def transport(self, timeout: float) -> "BoxTransport":
+    def transport(self, timeout: float) -> "_BoxTransport":
         """Make what sends requests to its daemon; the line is opened when the first one needs it."""
-        return BoxTransport(self, timeout)
+        return _BoxTransport(self, timeout)
 
     @property
     def directory(self) -> str:
@@ -323,7 +324,7 @@ def _quoted(word: str) -> str:
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
 
 
-class BoxTransport(Transport):
+class _BoxTransport(Transport):
     """Sends requests to the daemon of another box, through the socket that a master forwards."""
 
     def __init__(self, box: There, timeout: float) -> None:
@@ -352,9 +353,9 @@ class BoxTransport(Transport):
             self.box.open()
             connection.connect(str(self.socket))
 
-    def _silent(self, method: str, path: str, error: Exception) -> LoradError:
+    def unanswered(self, method: str, path: str, error: Exception) -> LoradError:
         if not self._may_open:
-            return super()._silent(method, path, error)
+            return super().unanswered(method, path, error)
         if not self.box.mend().running:
             return DaemonUnreachable(f"no daemon runs on {self.box.name}", hint=self.restart)
         if method == "GET":
@@ -363,6 +364,6 @@ class BoxTransport(Transport):
         message = f"the line to {self.box.name} broke amid {method} {path}, which may have been carried out"
         return LineLost(message, hint=f"Look with `{self.box.flag} list` before you repeat it.")
 
-    def _broken(self, error: Exception) -> LoradError:
+    def broken(self, error: Exception) -> LoradError:
         message = f"the line to {self.box.name}, or the daemon there, went away: {error}"
         return DaemonUnreachable(message, hint="Call it again: the line is opened anew.")

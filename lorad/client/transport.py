@@ -91,7 +91,7 @@ class Transport:
                 is_whole = answer.headers.get("content-type") != LINES
                 content: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
         if not is_whole and content["status"] >= 400:
             raise from_wire(content["body"]["error"])
         return content if is_whole else content["body"]
@@ -117,13 +117,13 @@ class Transport:
                 for line in answer.file:
                     yield json.loads(line)
         except _CUT_OFF as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
 
-    def _broken(self, error: Exception) -> LoradError:
+    def broken(self, error: Exception) -> LoradError:
         """Say that an answer broke off."""
         return DaemonUnreachable(f"the daemon went away: {error}", hint=self.restart)
 
-    def _silent(self, method: str, path: str, error: Exception) -> LoradError:
+    def unanswered(self, method: str, path: str, error: Exception) -> LoradError:
         """Say that nobody answers a request."""
         return DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=self.restart)
 
@@ -138,7 +138,7 @@ class Transport:
         try:
             answer = self._asked(method, path, data)
         except _CUT_OFF as error:
-            raise self._silent(method, path, error) from error
+            raise self.unanswered(method, path, error) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
             report = Transport.on_other_version
             Transport.on_other_version = None
@@ -149,7 +149,7 @@ class Transport:
                 with answer.file:
                     text = answer.read()
             except _CUT_OFF as error:
-                raise self._broken(error) from error
+                raise self.broken(error) from error
             raise from_wire(_error_of(answer.status, text))
         return answer
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from lorad.client import hosts
+from lorad.client.box_entry import BoxEntry
 from lorad.client.client import Client
 from lorad.client.remote import LineLost, There
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
@@ -119,7 +120,7 @@ def test_a_broken_verb_is_not_repeated(box: Box, client: Client, monkeypatch: py
     ],
 )
 def test_what_ssh_says_has_a_remedy(box: Box, says: str, remedy: str) -> None:
-    there = There("h9", hosts.BoxEntry("box"))
+    there = There("h9", BoxEntry("box"))
     refused = there._refusal(255, says)
     assert remedy in refused.hint and says[-20:] in refused.message
 

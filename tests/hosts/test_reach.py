@@ -8,11 +8,12 @@ import pytest
 import typer
 
 from lorad.box.paths import Home
-from lorad.cli import reach
 from lorad.cli.app import _COMMANDS
+from lorad.cli.commands.machine import reach
 from lorad.client import hosts
+from lorad.client.box_entry import BoxEntry, hosts_path
 from lorad.client.client import Client
-from lorad.client.hosts import BoxEntry, check_entry, hosts_path, place, read_hosts
+from lorad.client.hosts import check_entry, place, read_hosts
 from lorad.client.remote import There
 from lorad.errors import SpecError
 

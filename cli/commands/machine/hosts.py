@@ -7,7 +7,8 @@ import typer
 
 from lorad.cli import output
 from lorad.cli.options import AsJson
-from lorad.client.hosts import HERE, BoxEntry, HostsFile, check_entry, hosts_path, read_hosts, there
+from lorad.client.box_entry import BoxEntry, hosts_path
+from lorad.client.hosts import HERE, HostsFile, check_entry, read_hosts, there
 from lorad.errors import NotFound
 from lorad.files import write_whole
 
@@ -20,18 +21,18 @@ def hosts(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List the boxes whose daemons `lorad --host NAME` asks over ssh."""
     if ctx.invoked_subcommand is not None:
         return
-    known = read_hosts()
+    boxes = read_hosts()
     if as_json:
-        output.print_json(known)
+        output.print_json(boxes)
         return
     rows = [
-        (f"{name} *" if name == known.default else name, entry.ssh, entry.lorad, entry.home, entry.cwd)
-        for name, entry in known.hosts.items()
+        (f"{name} *" if name == boxes.default else name, entry.ssh, entry.lorad, entry.home, entry.cwd)
+        for name, entry in boxes.hosts.items()
     ]
     empty = "No hosts. `lorad hosts add NAME USER@HOST` adds one."
     output.print_table(("host", "ssh", "lorad", "home", "cwd"), rows, empty=empty)
     if rows:
-        output.note(f"Commands are about {known.default} unless --host or LORAD_HOST says otherwise.")
+        output.note(f"Commands are about {boxes.default} unless --host or LORAD_HOST says otherwise.")
 
 
 @app.command()
@@ -46,45 +47,47 @@ def add(
     """Add a box, or replace the one of that name, and look whether lorad answers there."""
     entry = BoxEntry(ssh, lorad, home, cwd)
     check_entry(name, entry)
-    known = read_hosts()
-    _write(HostsFile({**known.hosts, name: entry}, known.default))
+    boxes = read_hosts()
+    _write(HostsFile({**boxes.hosts, name: entry}, boxes.default))
     facts = there(name).mend()
     if as_json:
         output.print_json({"host": name, **msgspec.to_builtins(facts)})
         return
     state = "runs" if facts.running else f"does not run: `lorad --host {name} daemon start` starts it"
-    output.note(f"{name} has lorad {facts.version}, home {facts.home}, user {facts.user}; its daemon {state}.")
+    output.note(
+        f"{name} has lorad {facts.version}, home {facts.home}, user {facts.user}; its daemon {state}."
+    )
 
 
 @app.command()
 def rm(name: _Name, as_json: AsJson = False) -> None:
     """Forget a box, and end ssh's connection to it. Nothing changes there."""
-    known = read_hosts()
-    _refuse_unknown(name, known)
+    boxes = read_hosts()
+    _refuse_unknown(name, boxes)
     there(name).close()
-    rest = {key: entry for key, entry in known.hosts.items() if key != name}
-    _write(HostsFile(rest, HERE if known.default == name else known.default))
+    rest = {key: entry for key, entry in boxes.hosts.items() if key != name}
+    _write(HostsFile(rest, HERE if boxes.default == name else boxes.default))
     output.note_or_json({"removed": name}, f"{name} is forgotten.", as_json=as_json)
 
 
 @app.command()
 def use(name: _Name, as_json: AsJson = False) -> None:
     """Make a box the one of all commands that name none; `here` is this machine again."""
-    known = read_hosts()
+    boxes = read_hosts()
     if name != HERE:
-        _refuse_unknown(name, known)
-    _write(HostsFile(known.hosts, name))
+        _refuse_unknown(name, boxes)
+    _write(HostsFile(boxes.hosts, name))
     output.note_or_json({"default": name}, f"Commands are about {name} from now on.", as_json=as_json)
 
 
-def _refuse_unknown(name: str, known: HostsFile) -> None:
-    if name not in known.hosts:
+def _refuse_unknown(name: str, boxes: HostsFile) -> None:
+    if name not in boxes.hosts:
         raise NotFound(f"there is no host {name}", hint="`lorad hosts` lists what there is.")
 
 
-def _write(known: HostsFile) -> None:
+def _write(boxes: HostsFile) -> None:
     import yaml  # slow, and only needed to write
 
     path = hosts_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, yaml.safe_dump(msgspec.to_builtins(known), sort_keys=False).encode())
+    write_whole(path, yaml.safe_dump(msgspec.to_builtins(boxes), sort_keys=False).encode())

@@ -26,7 +26,7 @@ from lorad.daemon.serving.table import write_table
 from lorad.daemon.storage.prune import Doomed, delete, discard_all, may_go
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import open_file
-from lorad.models.exported import name_base
+from lorad.models.hf.exported import name_base
 from lorad.records.measured import Result
 from lorad.records.requests import ExportRequest, ResultRequest
 from lorad.records.versions import Checkpoint, Exported, Version

@@ -11,7 +11,7 @@ from lorad.errors import SpecError
 
 API = "api"  # the command works here and asks the daemon there
 THERE = "there"  # ssh runs the command on the box: it reads files, or starts processes
-ANYWHERE = "anywhere"  # the command is about no daemon
+_ANYWHERE = "anywhere"  # the command is about no daemon
 
 # Every command stands here; one that does not is a mistake that a test finds.
 REACH = {
@@ -23,7 +23,7 @@ REACH = {
     "pools": API, "devices": API, "nodes": API, "bill": API, "gc": API, "top": API,
     "eval": THERE, "replay": THERE, "log-metrics": THERE, "notify": THERE, "serve": THERE, "tinker": THERE,
     "models": THERE, "daemon": THERE, "backends": THERE, "doctor": THERE, "tui": THERE,
-    "spec": ANYWHERE, "init": ANYWHERE, "completion": ANYWHERE, "hosts": ANYWHERE,
+    "spec": _ANYWHERE, "init": _ANYWHERE, "completion": _ANYWHERE, "hosts": _ANYWHERE,
     "job": "a job has a daemon of its own, which starts where the command does",
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
         os.environ[HOST] = host
     if cwd is not None:
         os.environ[CWD] = cwd
-    if not words or REACH.get(words[0]) == ANYWHERE:
+    if not words or REACH.get(words[0]) == _ANYWHERE:
         return
     box = place()
     if isinstance(box, Home):
