@@ -113,6 +113,7 @@ _PANELS = {
     "Set-up": {
         "init": _Command("setup:init", "a spec to start from"),
         "doctor": _Command("doctor:doctor", "check this machine and this home"),
+        "hosts": _Command("machine.hosts:app", "other boxes, for `lorad --host NAME COMMAND`"),
         "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
         "models": _Command(
             "specs.models:models_app", "base models that are here, and who takes them; get one"
@@ -159,6 +160,7 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as click does, but suggest the nearest verbs for an unknown one."""
         verb = _ALIASES.get(args[0], args[0])
+        ctx.obj = [verb, *args[1:]]
         if verb in _COMMANDS or ctx.resilient_parsing or verb.startswith("-"):
             return super().resolve_command(ctx, [verb, *args[1:]])
         near = _MEANT.get(verb) or get_close_matches(verb, _COMMANDS)
@@ -276,6 +278,12 @@ app = typer.Typer(
 def lorad(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    host: str | None = typer.Option(
+        None, "--host", metavar="NAME", help="The box it is about, as `lorad hosts` has it; here."
+    ),
+    cwd: str | None = typer.Option(
+        None, "--cwd", metavar="DIR", help="On that box: where relative paths begin."
+    ),
 ) -> None:
     """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive
     anything.
@@ -286,6 +294,9 @@ def lorad(
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit
+    from lorad.cli.commands.machine.reach import go  # it knows clients, and `lorad --version` needs none
+
+    go(ctx.obj, host, cwd)
 
 
 def main() -> None:

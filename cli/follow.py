@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 import typer
 
 from lorad.alarms import alarms
-from lorad.box.config import config_of
 from lorad.cli import output, table
 from lorad.cli.many import OVER
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
+from lorad.client.hosts import limits_of
 from lorad.client.words import (
     evals_in_words,
     failures,
@@ -118,7 +118,7 @@ def _watch(
     step = None
     evaluated = -1
     attempt = 0
-    limits = config_of(client.home).alarms
+    limits = limits_of(client.where)
     raised = set[str]()  # kinds of alarms
     while True:
         try:

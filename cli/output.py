@@ -115,22 +115,27 @@ def start_dead_daemons() -> None:
 
 
 def _start_again(socket: Path) -> None:
+    from lorad.box.paths import Home
     from lorad.client.client import Client
     from lorad.client.launch import start
 
     client = Client()
-    if client.home.socket == socket:
+    if isinstance(client.where, Home) and client.where.socket == socket:
         note("The daemon has died: it is started again. Runs went on meanwhile.")
         start(client)
 
 
 def _other_version(version: str) -> None:
     from lorad import __version__
-    from lorad.box.paths import Home, default_home
+    from lorad.box.paths import Home
+    from lorad.client.hosts import place
 
-    shared = Home(default_home()).shared_by is not None
-    restart = "its admin replaces it with" if shared else "replace it with"
     daemon = f"version {version}" if version else "an earlier version"
+    home = place()
+    if not isinstance(home, Home):
+        note(f"The daemon on {home.name} is {daemon}, this command is version {__version__}.")
+        return
+    restart = "its admin replaces it with" if home.shared_by is not None else "replace it with"
     note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
 
 

@@ -5,6 +5,7 @@ LoradError                 what was wrong, where, and (hint) what to do next
  ├── NotFound              no such run, version, checkpoint, alias                        exit 3
  ├── NotAllowed            the caller may not do this                                     exit 4
  ├── DaemonUnreachable     no daemon answers on the socket                                exit 5
+ │    └── HostUnreachable  ssh does not reach the box that a command is about           exit 5
  ├── Conflict              the request does not fit the present state                     exit 1
  ├── IntegrityError        bytes on disk are not what their manifest says                 exit 1
  ├── StorageError          the disk does not take what has to be written                  exit 1
@@ -101,6 +102,10 @@ class DaemonUnreachable(LoradError):
 
     exit_code = 5
     status = 503
+
+
+class HostUnreachable(DaemonUnreachable):
+    """The box that a command is about is not reached by ssh, or lorad does not answer there."""
 
 
 class Conflict(LoradError):

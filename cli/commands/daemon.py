@@ -10,15 +10,18 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lorad import __version__
 from lorad.box.config import config_of
-from lorad.box.paths import Home
+from lorad.box.paths import Home, default_home
 from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.options import AsJson
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.launch import start as launch
+from lorad.client.remote import FarDaemon
 from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
+from lorad.client.transport import PROTOCOL
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 from lorad.records.daemon import StayingPool
 
@@ -121,6 +124,28 @@ def run(
     """Run it in the foreground (for systemd, or to look at its log)."""
     os.environ.pop("LORAD_ATTEMPT", None)  # a run may start it, and is outlived by it
     os.execv(sys.executable, [sys.executable, "-m", "lorad.daemon", *(["--system"] if system else [])])
+
+
+@app.command(hidden=True)
+def socket(as_json: AsJson = False) -> None:
+    """Show where its socket is, for `lorad --host` of another machine. Nothing is started."""
+    home = Home(default_home())
+    is_running = True
+    try:
+        Client(home, timeout=5).status()
+    except DaemonUnreachable:
+        is_running = False
+    facts = FarDaemon(
+        socket=str(home.socket),
+        home=str(home.root),
+        version=__version__,
+        protocol=PROTOCOL,
+        user=own_name(),
+        running=is_running,
+        login=str(Path("~").expanduser()),
+        alarms=config_of(home).alarms,
+    )
+    print(msgspec.json.encode(facts).decode() if as_json else facts.socket)
 
 
 _ForAll = Annotated[

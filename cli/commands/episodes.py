@@ -12,6 +12,7 @@ import typer
 from msgspec.structs import replace
 
 from lorad.bounds import TRIAL_SAMPLES
+from lorad.box.paths import Home
 from lorad.cli import candidates, output, table
 from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run, Silent, Spec
@@ -104,7 +105,8 @@ def try_(
     client = launch.connected()
     events = client.trial(text, source=source, cwd=str(cwd), overrides=changed, n=n or _ROWS)
     samples, seconds = _followed(events, quiet=quiet)
-    is_replayable = env.name is not None and not is_program(env, cwd)
+    is_here = isinstance(client.where, Home)  # else environment and its files are on another box
+    is_replayable = is_here and env.name is not None and not is_program(env, cwd)
     differing = _compared(env, cwd, samples) if is_replayable else []
     if as_json:
         output.print_json({"samples": samples, "seconds": seconds, "differences": differing})

@@ -264,7 +264,9 @@ def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -
     try:
         return client.own_logs(of, offset=offset)
     except DaemonUnreachable:  # when its log is wanted most
-        return _part_of(client.home, of, offset)
+        if not isinstance(client.where, Home):
+            raise
+        return _part_of(client.where, of, offset)
 
 
 def _part_of(home: Home, of: str, offset: int) -> LogPart:

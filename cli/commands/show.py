@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from lorad.alarms import alarms
-from lorad.box.config import config_of
+from lorad.box.paths import Home
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
+from lorad.client.hosts import limits_of
 from lorad.client.words import (
     adapter_in_words,
     differing_settings,
@@ -42,7 +43,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         output.print_json(data)
         return
     troubles = [("trouble", line) for line in client.status().troubles if f"run {run}: " in line]
-    raised = [("alarm", alarm.says) for alarm in alarms([data], config_of(client.home).alarms)]
+    raised = [("alarm", alarm.says) for alarm in alarms([data], limits_of(client.where))]
     spec = [("spec", line) for line in _spec_lines(data.spec)]
     table.print_fields([*described(data), *troubles, *raised, *spec])
 
@@ -151,11 +152,14 @@ def why(run: Run, as_json: AsJson = False) -> None:
 
 def open_(run: Run, as_json: AsJson = False) -> None:
     """Print the directory of a run, and nothing else: `cd $(lorad open RUN)`."""
-    data = Client().show(run)
+    client = Client()
+    data = client.show(run)
     if as_json:
         output.print_json({"run": data.name, "directory": data.directory})
-    else:
+    elif isinstance(client.where, Home):
         print(data.directory)
+    else:  # as scp and rsync take it
+        print(f"{client.where.entry.ssh}:{data.directory}")
 
 
 def diff(

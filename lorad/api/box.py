@@ -16,6 +16,7 @@ from lorad.api.table import Table
 from lorad.box.paths import Home
 from lorad.client import launch
 from lorad.client.client import Client
+from lorad.client.hosts import Place, read_hosts, there
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.files import expanded
@@ -34,14 +35,19 @@ _log = logging.getLogger("lorad")
 def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -> "Lorad":
     """Connect to the daemon of a home.
 
-    home: its directory, by default that of `LORAD_HOME`, as for every command.
+    home: its directory, by default that of `LORAD_HOME`, as for every command; or another box: its name in
+        `lorad hosts`, or ssh://USER@HOST.
     start: start the daemon when it does not answer, here and while something is waited for.
 
     Raises DaemonUnreachable when no daemon answers, or it does not start; StorageError and NotAllowed for a
     home that cannot be used.
     """
     Transport.on_other_version = _other_version
-    place = None if home is None else Home(expanded(home).absolute())
+    place: Place | None = None
+    if isinstance(home, str) and (home.startswith("ssh://") or home in read_hosts().hosts):
+        place = there(home)
+    elif home is not None:
+        place = Home(expanded(home).absolute())
     if start:
         return Lorad(DaemonConnection(launch.connected(place).telling(_unseen), start))
     client = Client(place)
@@ -325,7 +331,8 @@ class Lorad:
         return Table(self.client.nodes())
 
     def __repr__(self) -> str:
-        return f"<Lorad {self.client.home.root}>"
+        where = self.client.where
+        return f"<Lorad {where.root if isinstance(where, Home) else where.name}>"
 
 
 def _several(words: str | Sequence[str] | None) -> list[str]:

@@ -86,7 +86,7 @@ def _socket_path(path: Path) -> Path:
     """
     if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
         return path
-    return _runtime_directory() / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".sock")
+    return runtime_directory() / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".sock")
 
 
 def private_directory(owner: Path) -> Path:
@@ -95,7 +95,7 @@ def private_directory(owner: Path) -> Path:
 
     The path depends on `owner` alone; the caller makes and removes the directory.
     """
-    return _runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
+    return runtime_directory() / hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]
 
 
 def memory_directory(owner: Path) -> Path:
@@ -106,7 +106,7 @@ def memory_directory(owner: Path) -> Path:
     return MEMORY / f"lorad-{os.getuid()}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]}"
 
 
-def _runtime_directory() -> Path:
+def runtime_directory() -> Path:
     """Make the user's directory for sockets. Raises PermissionError when somebody else made it first."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(runtime) / f"lorad-{os.getuid()}"

@@ -6,18 +6,17 @@ LoradError.
 """
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_origin
-from urllib.parse import urlencode
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, get_origin
 
-import msgspec
 from msgspec import Struct
 
-from lorad.box.paths import Home, default_home
+from lorad.box.paths import Home
+from lorad.client.answers import Query, answer_of, written
 from lorad.client.choice import Choice
-from lorad.client.transport import RESTART, Transport
-from lorad.errors import DaemonUnreachable, LoradError, from_wire
-from lorad.protocol.structs import learnt
+from lorad.client.hosts import Place, home_of, place, transport_of
+from lorad.client.transport import Transport
+from lorad.errors import DaemonUnreachable, from_wire
 from lorad.records import requests
 from lorad.records.bill import Bill
 from lorad.records.checks import Check
@@ -45,20 +44,24 @@ from lorad.records.versions import (
 from lorad.selection import Selection
 
 T = TypeVar("T")
-_Query = Mapping[str, str | int | None]  # without the words that are None
 
 
 class Client:
-    """Talks to the daemon of one home.
+    """Talks to the daemon of one home, here or on another box.
 
     Cheap to make; safe to use from several threads (a connection per request).
     """
 
     def __init__(
-        self, home: Home | None = None, *, timeout: float = 600.0, transport: Transport | None = None
+        self, where: "Place | None" = None, *, timeout: float = 600.0, transport: Transport | None = None
     ) -> None:
-        self.home = home or Home(default_home())
-        self._http = transport or Transport(self.home.socket, timeout)
+        self.where = where or place()
+        self._http = transport or transport_of(self.where, timeout)
+
+    @property
+    def home(self) -> Home:
+        """The home, with files on this machine. Raises SpecError where it is on another one."""
+        return home_of(self.where)
 
     def telling(self, tell: Callable[[str], None]) -> "Client":
         """Call `tell` with what the daemon does while this client waits for it, and with "" at the end."""
@@ -67,15 +70,17 @@ class Client:
 
     def patient(self, timeout: float) -> "Client":
         """Make the same client with another timeout, in seconds."""
-        return Client(self.home, transport=self._http.patient(timeout))
+        return Client(self.where, transport=self._http.patient(timeout))
 
-    def _ask(self, route: Route[T], content: Struct | _Query | None = None, /, **names: str) -> T:
+    def _ask(self, route: Route[T], content: Struct | Query | None = None, /, **names: str) -> T:
         """Send a request with `names` in its path.
 
         content: its body, or the words of its query.
         """
-        answer = self._http.one(*_written(route, content, names))
-        return _as(route.answer, answer["items"] if get_origin(route.answer) is builtins.list else answer)
+        answer = self._http.one(*written(route, content, names))
+        return answer_of(
+            route.answer, answer["items"] if get_origin(route.answer) is builtins.list else answer
+        )
 
     # -- the daemon ------------------------------------------------------------------------------------------
     def status(self) -> Status:
@@ -150,8 +155,8 @@ class Client:
 
         While nothing happens, an event of kind `idle` comes every few seconds, so that a reader can look up.
         """
-        for event in self._http.stream(*_written(Api.read_events, {"after": after, "run": run or None})):
-            yield _as(Event, event)
+        for event in self._http.stream(*written(Api.read_events, {"after": after, "run": run or None})):
+            yield answer_of(Event, event)
 
     def history(self, run: str | None = None, *, limit: int = 200) -> builtins.list[Event]:
         """List the last events that the caller may see, or those of one run, oldest first, at most 1000."""
@@ -300,7 +305,7 @@ class Client:
         Raises SpecError, NotFound, IntegrityError.
         """
         choice = choice or Choice()
-        query: _Query = {
+        query: Query = {
             "limit": limit,
             "step": step,
             "eval": eval,
@@ -320,7 +325,7 @@ class Client:
 
         attempt: the attempt whose driver wrote the log; 0 for the newest.
         """
-        query: _Query = {"of": of, "offset": offset, "limit": limit, "attempt": attempt or None}
+        query: Query = {"of": of, "offset": offset, "limit": limit, "attempt": attempt or None}
         return self._ask(Api.read_log, query, run=run)
 
     def log_names(self, run: str) -> builtins.list[str]:
@@ -343,6 +348,10 @@ class Client:
 
     def export(self, version: str, directory: str) -> Exported:
         """Copy a version (run@number), verified, as a PEFT directory."""
+        if not isinstance(self.where, Home):
+            from lorad.client.archive import fetch_version  # slow, and rarely needed
+
+            return fetch_version(self._http, version, directory)
         return self._ask(Api.export, requests.ExportRequest(directory), version=version)
 
     def pin(self, version: str) -> Version:
@@ -443,14 +452,14 @@ class Client:
         Raises what ended the trial.
         """
         request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
-        for line in self._http.stream(*_written(Api.try_out, request)):
-            event = _as(TrialEvent, line)
+        for line in self._http.stream(*written(Api.try_out, request)):
+            event = answer_of(TrialEvent, line)
             if event.error is not None:
                 raise from_wire(line["error"])
             yield event
             if event.kind == "end":
                 return
-        raise DaemonUnreachable("the daemon ended during the trial", hint=RESTART)
+        raise DaemonUnreachable("the daemon ended during the trial", hint=self._http.restart)
 
     def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> Completions:
         """Complete a prompt.
@@ -478,23 +487,3 @@ class Client:
     def results(self, run: str | None = None) -> builtins.list[Result]:
         """List the results of evaluating the versions of a run, or the last results of all."""
         return self._ask(Api.list_results, {"run": run or None})
-
-
-def _written(
-    route: Route[Any], content: Struct | _Query | None, names: Mapping[str, str] = {}
-) -> tuple[str, str, Struct | None]:
-    """Write a request as `Transport` takes it: method, path with query, and body. Raises NotFound."""
-    address = route.address(names)
-    if content is None or isinstance(content, Struct):
-        return route.method, address, content
-    query = urlencode({key: value for key, value in content.items() if value is not None})
-    return route.method, f"{address}?{query}" if query else address, None
-
-
-def _as(kind: type[T], answer: Any) -> T:
-    """Make an answer a Struct of a kind. Raises LoradError where it does not fit."""
-    try:
-        return msgspec.convert(answer, learnt(kind))
-    except msgspec.ValidationError as error:
-        hint = "The daemon may be of another version: see `lorad daemon status`."
-        raise LoradError(f"an answer is not understood: {error}", hint=hint) from None

@@ -1,4 +1,4 @@
-"""Start the daemon of a home where none answers."""
+"""Start the daemon of a home where none answers; that of another box is started there."""
 
 import contextlib
 import os
@@ -11,22 +11,26 @@ from typing import IO
 
 from lorad.box.paths import Home, refuse_open
 from lorad.client.client import Client
+from lorad.client.hosts import HOST, Place
 from lorad.client.systemd import start_by_unit
 from lorad.client.transport import Transport
-from lorad.errors import DaemonUnreachable, StorageError
+from lorad.errors import DaemonUnreachable, HostUnreachable, StorageError
 from lorad.text import duration
 
 _START_SECONDS = 20.0
+_NOT_PASSED_ON = ("LORAD_ATTEMPT", HOST)  # a daemon is of no run, and of this machine
 
 
-def connected(home: Home | None = None) -> Client:
+def connected(where: "Place | None" = None) -> Client:
     """Make a client of the home's daemon, which is started if need be.
 
     Raises DaemonUnreachable with the end of the daemon's log.
     """
-    client = Client(home)
+    client = Client(where)
     try:
         client.status()
+    except HostUnreachable:  # whether a daemon runs there is not known
+        raise
     except DaemonUnreachable:
         start(client)
     return client
@@ -37,7 +41,10 @@ def start(client: Client, *, system: bool = False) -> None:
 
     system: start it for all users, where no unit of systemd says so.
     """
-    home = client.home
+    if not isinstance(client.where, Home):
+        client.where.start_daemon()
+        return
+    home = client.where
     if (owner := home.shared_by) is not None:
         hint = f"User {owner} starts it: `lorad daemon run --system`, or `lorad daemon install --system`."
         raise DaemonUnreachable(
@@ -114,6 +121,6 @@ def _spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Po
         stderr=log,
         start_new_session=True,
         cwd="/",
-        env={name: value for name, value in os.environ.items() if name != "LORAD_ATTEMPT"}
+        env={name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
         | {"LORAD_HOME": str(home.root)},  # it may be a run that starts it, and is outlived by it
     )

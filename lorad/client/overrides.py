@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lorad.box.paths import Home
+from lorad.client.hosts import place
 from lorad.errors import SpecError
 
 _DATA = ("data.train", "data.eval")
@@ -25,6 +27,8 @@ _DATA_FILES = (".jsonl", ".parquet", ".csv", ".json")
 
 def from_here(overrides: Sequence[str]) -> list[str]:
     """Make paths absolute; tasks, builtin rewards, hub ids and everything else stay as they are."""
+    if not isinstance(place(), Home):  # they are paths of another machine
+        return [*overrides]
     return [changed(override, Path.cwd()) for override in overrides]
 
 

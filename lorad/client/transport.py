@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgspec
 
 from lorad import __version__
-from lorad.errors import DaemonUnreachable, SpecError, from_wire
+from lorad.errors import DaemonUnreachable, LoradError, SpecError, from_wire
 
 Json = dict[str, Any]  # an object of an answer, before `Client` makes a Struct of it
 _CUT_OFF = (OSError, EOFError, ValueError)  # what an answer that ends too early raises
@@ -29,6 +29,7 @@ RESTART = "Start it with `lorad daemon start`."
 PROTOCOL = 1  # version of the API; it changes when older clients would misunderstand it, or be misunderstood
 PROTOCOL_HEADER = "X-Lorad-Protocol"
 VERSION_HEADER = "X-Lorad-Version"
+EXPORTED_HEADER = "X-Lorad-Exported"  # run@version of an archive, which `best` may have named
 LINES = "application/x-ndjson"  # an answer in lines of JSON
 _QUEUED = 10  # seconds for a connection
 _TIMEVAL = struct.Struct("ll")  # struct timeval
@@ -74,6 +75,7 @@ class Transport:
     def __init__(self, socket_path: Path, timeout: float) -> None:
         self.socket = socket_path
         self.timeout = timeout
+        self.restart = RESTART  # what to do where no daemon answers
 
     def patient(self, timeout: float) -> Self:
         """Make the same transport with another timeout, in seconds."""
@@ -89,7 +91,7 @@ class Transport:
                 is_whole = answer.headers.get("content-type") != LINES
                 content: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+            raise self.broken(error) from error
         if not is_whole and content["status"] >= 400:
             raise from_wire(content["body"]["error"])
         return content if is_whole else content["body"]
@@ -115,7 +117,15 @@ class Transport:
                 for line in answer.file:
                     yield json.loads(line)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+            raise self.broken(error) from error
+
+    def broken(self, error: Exception) -> LoradError:
+        """Say that an answer broke off."""
+        return DaemonUnreachable(f"the daemon went away: {error}", hint=self.restart)
+
+    def unanswered(self, method: str, path: str, error: Exception) -> LoradError:
+        """Say that nobody answers a request."""
+        return DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=self.restart)
 
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> _HttpAnswer:
         """Send a request, and return its answer with the body still to be read."""
@@ -128,7 +138,7 @@ class Transport:
         try:
             answer = self._asked(method, path, data)
         except _CUT_OFF as error:
-            raise DaemonUnreachable(f"no daemon answers on {self.socket}: {error}", hint=RESTART) from error
+            raise self.unanswered(method, path, error) from error
         if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
             report = Transport.on_other_version
             Transport.on_other_version = None
@@ -139,7 +149,7 @@ class Transport:
                 with answer.file:
                     text = answer.read()
             except _CUT_OFF as error:
-                raise DaemonUnreachable(f"the daemon went away: {error}", hint=RESTART) from error
+                raise self.broken(error) from error
             raise from_wire(_error_of(answer.status, text))
         return answer
 

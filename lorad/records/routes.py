@@ -2,6 +2,7 @@
 
 `Client` sends them, the handlers of the same names in `lorad/daemon/api/verbs` answer. A list comes as
 `{"items": [...]}`; `read_events` without `last`, and `try_out`, answer with a line of JSON for each item.
+`archive` answers with a tar.
 """
 
 from collections.abc import Mapping
@@ -80,6 +81,7 @@ class Api:
     list_logs = Route("GET", "/v1/runs/{run}/logs/names", list[str])
     list_checkpoints = Route("GET", "/v1/runs/{run}/checkpoints", list[versions.Checkpoint])
     list_versions = Route("GET", "/v1/versions", list[versions.Version])
+    archive = Route("GET", "/v1/versions/{version}/archive", bytes)
     export = Route("POST", "/v1/versions/{version}/export", versions.Exported, requests.ExportRequest)
     pin = Route("POST", "/v1/versions/{version}/pin", versions.Version)
     unpin = Route("POST", "/v1/versions/{version}/unpin", versions.Version)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lorad.alarms import Alarm, alarms
-from lorad.box.config import config_of
 from lorad.client.choice import Choice
 from lorad.client.client import Client
+from lorad.client.hosts import limits_of
 from lorad.errors import IntegrityError, LoradError, NotFound
 from lorad.records.bill import BillLine
 from lorad.records.devices import Device
@@ -61,7 +61,7 @@ def read(client: Client, names: Sequence[str]) -> list[RunFacts]:
     runs = [client.show(name) for name in names]
     bill = client.bill()
     devices = client.devices()
-    limits = config_of(client.home).alarms
+    limits = limits_of(client.where)
     lines = {line.key: line for line in bill.rows}
     facts = []
     for run in runs:

@@ -64,6 +64,7 @@ _ACCESS = {
     logs.list_logs: _READ,
     versions.list_checkpoints: _READ,
     versions.list_versions: _READ,
+    versions.archive: _READ,
     versions.export: _READ,
     versions.pin: _OWN,
     versions.unpin: _OWN,

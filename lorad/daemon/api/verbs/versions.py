@@ -1,15 +1,17 @@
 """List versions and checkpoints, pin versions, and copy them out of lorad."""
 
 import asyncio
-import json
 import math
+import os
+import tarfile
+from io import BufferedReader
 from pathlib import Path
 
+from aiohttp import web
 from msgspec.structs import asdict
 
-from lorad.adapters.directory import MANIFEST, amend, read_manifest, verify
-from lorad.adapters.peft import CONFIG
-from lorad.bounds import CONFIG_BYTES
+from lorad.adapters.directory import MANIFEST, read_manifest, verify
+from lorad.client.transport import EXPORTED_HEADER
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import version_view
@@ -23,8 +25,8 @@ from lorad.daemon.runs.versions import await_files, files_gone, find_version, ha
 from lorad.daemon.serving.table import write_table
 from lorad.daemon.storage.prune import Doomed, delete, discard_all, may_go
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
-from lorad.files import read_file
-from lorad.models.directory import BUILTIN
+from lorad.files import open_file
+from lorad.models.hf.exported import name_base
 from lorad.records.measured import Result
 from lorad.records.requests import ExportRequest, ResultRequest
 from lorad.records.versions import Checkpoint, Exported, Version
@@ -32,6 +34,8 @@ from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import VersionRow
 from lorad.store.versions import add_result, get_version, results, set_pinned, versions
+
+_PIECE = 1 << 20  # bytes of an archive that are read at a time
 
 
 async def list_versions(ctx: Context, call: Call) -> list[Version]:
@@ -142,18 +146,65 @@ async def export(ctx: Context, call: Call) -> Exported:
     return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
 
 
+async def archive(ctx: Context, call: Call) -> web.StreamResponse:
+    """Stream the files of a version as a tar, verified before, for a client on another machine.
+
+    They are read as the version's owner. Raises NotFound, IntegrityError.
+    """
+    version = find_version(ctx, call.caller, call.request.match_info["version"])
+    owner = ctx.user(runs.get(ctx.store, version.run).owner_uid)
+    source = Path(version.path)
+    name = f"{version.run}@{version.version}"
+    with in_hand(ctx, version):
+        names = await in_thread(ctx, call.caller.uid, _verified, source, owner)
+        about = {"version": version.version, "directory": "", "by": call.caller.name}
+        events.append(ctx.store, version.run, "exported", about)
+        headers = {"Content-Type": "application/x-tar", EXPORTED_HEADER: f"{name} {version.sha256}"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(call.request)
+        try:
+            for file_name in names:
+                file = await in_thread(ctx, call.caller.uid, _opened, source / file_name, owner)
+                with file:
+                    header = tarfile.TarInfo(file_name)
+                    header.size = os.fstat(file.fileno()).st_size
+                    await response.write(header.tobuf())
+                    while piece := await asyncio.to_thread(file.read, _PIECE):
+                        await response.write(piece)
+                    await response.write(bytes(-header.size % tarfile.BLOCKSIZE))
+            await response.write(bytes(2 * tarfile.BLOCKSIZE))
+        except (OSError, StorageError):  # the reader went, or a file did: half an archive is seen to be one
+            if call.request.transport is not None:
+                call.request.transport.abort()
+    return response
+
+
+def _opened(path: Path, owner: User | None) -> BufferedReader:
+    """Open a file as a user. Raises StorageError."""
+    try:
+        with as_user(owner):
+            return open_file(path, links=False)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from error
+
+
+def _verified(source: Path, owner: User | None) -> tuple[str, ...]:
+    """Hash the files of a version again, and return their names. Raises NotFound, IntegrityError."""
+    with as_user(owner):
+        if not has_files(source):
+            hint = "Export a version of a checkpoint."
+            raise NotFound(f"the files of {source} are gone or not written yet", hint=hint)
+        verify(source)
+        return (*read_manifest(source).files, MANIFEST)
+
+
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
     """Copy the files of a version: verified before, on disk after.
 
     They are read as the version's owner, and written as who asks for them. The copy names its base as
     transformers opens it.
     """
-    with as_user(owner):
-        if not has_files(source):
-            hint = "Export a version of a checkpoint."
-            raise NotFound(f"the files of {source} are gone or not written yet", hint=hint)
-        verify(source)
-        names = (*read_manifest(source).files, MANIFEST)
+    names = _verified(source, owner)
     try:
         with as_user(caller):
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -166,23 +217,4 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
         ) from error
     with as_user(caller):
         verify(target)
-        _name_base(target)
-
-
-def _name_base(directory: Path) -> None:
-    """Name the base as transformers opens it: by the directory of a base that ships with lorad instead of
-    `builtin:tiny`, by a hub id and its revision apart.
-    """
-    try:
-        settings = json.loads(read_file(directory / CONFIG, CONFIG_BYTES))
-        base = str(settings["base_model_name_or_path"])
-    except (ValueError, RecursionError, KeyError, TypeError):  # not of lorad's making
-        return
-    name, _, revision = base.partition("@")
-    if base in BUILTIN:
-        named = {"base_model_name_or_path": str(BUILTIN[base])}
-    elif revision and not Path(base).is_absolute():
-        named = {"base_model_name_or_path": name, "revision": revision}
-    else:
-        return
-    amend(directory, CONFIG, json.dumps(settings | named, indent=2, sort_keys=True).encode() + b"\n")
+        name_base(target)

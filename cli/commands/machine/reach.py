@@ -1,0 +1,59 @@
+"""What `lorad --host BOX COMMAND` does: asks the daemon there, runs the command there, or refuses it."""
+
+import os
+from collections.abc import Sequence
+
+import typer
+
+from lorad.box.paths import Home
+from lorad.client.hosts import CWD, HERE, HOST, place
+from lorad.errors import SpecError
+
+API = "api"  # the command works here and asks the daemon there
+THERE = "there"  # ssh runs the command on the box: it reads files, or starts processes
+_ANYWHERE = "anywhere"  # the command is about no daemon
+
+# Every command stands here; one that does not is a mistake that a test finds.
+REACH = {
+    "run": API, "check": API, "list": API, "show": API, "why": API, "attach": API, "diff": API, "open": API,
+    "logs": API, "wait": API, "resume": API, "pause": API, "stop": API, "kill": API, "rm": API, "tag": API,
+    "note": API, "rename": API, "edit": API, "groups": API, "sweep": API, "fork": API, "try": API,
+    "adapters": API, "checkpoints": API, "export": API, "verify": API, "samples": API, "plot": API,
+    "report": API, "metrics": API, "pin": API, "unpin": API, "swap": API, "aliases": API, "generate": API,
+    "pools": API, "devices": API, "nodes": API, "bill": API, "gc": API, "top": API,
+    "eval": THERE, "replay": THERE, "log-metrics": THERE, "notify": THERE, "serve": THERE, "tinker": THERE,
+    "models": THERE, "daemon": THERE, "backends": THERE, "doctor": THERE, "tui": THERE,
+    "spec": _ANYWHERE, "init": _ANYWHERE, "completion": _ANYWHERE, "hosts": _ANYWHERE,
+    "job": "a job has a daemon of its own, which starts where the command does",
+}  # fmt: skip
+
+
+def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
+    """Choose the box that a command is about, and run there what has to.
+
+    words: the command and what stands behind it.
+    host, cwd: what stands before it.
+
+    Raises SpecError for what cannot be done from here, and HostUnreachable. Raises typer.Exit when the
+    command was run there.
+    """
+    if host is not None:
+        os.environ[HOST] = host
+    if cwd is not None:
+        os.environ[CWD] = cwd
+    if not words or REACH.get(words[0]) == _ANYWHERE:
+        return
+    box = place()
+    if isinstance(box, Home):
+        if cwd is not None:
+            raise SpecError("--cwd is a directory of another box", hint="Name it with --host, or use `cd`.")
+        return
+    way = REACH.get(words[0], f"it is not known what {words[0]} would do there")
+    if way == THERE:
+        raise typer.Exit(box.call(words))
+    if way != API:
+        hint = f"Call it there, `ssh {box.entry.ssh}`; or here with --host {HERE}."
+        raise SpecError(f"lorad {words[0]} is not for --host {box.name}: {way}", hint=hint)
+    if words[0] == "try" and "--rewards" in words:
+        hint = "Call it there, or leave out --rewards."
+        raise SpecError("--rewards scores completions on this machine, not there", hint=hint)

@@ -1,0 +1,369 @@
+"""Another box's daemon, over ssh: its master forwards the daemon's Unix socket to one here.
+
+While the master lives a request starts no process. ssh's keys are the authentication, and the daemon there
+sees the user who logged in. Nothing here ever starts a daemon on this machine.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from lorad.box.config import AlarmLimits
+from lorad.box.paths import SOCKET_PATH_LIMIT, runtime_directory
+from lorad.client.box_entry import BoxEntry, hosts_path
+from lorad.client.transport import PROTOCOL, Transport
+from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError, SpecError, StorageError
+from lorad.files import write_whole
+
+_MASTER = (
+    *("-o", "ControlMaster=auto", "-o", "ControlPersist=600", "-o", "StreamLocalBindUnlink=yes"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10"),
+)
+_ANSWER_SECONDS = 120.0  # for the first command there, while a person may type a password
+_ADDED = 17  # characters that ssh adds to a control path while it binds it
+_SSH_FAILED = 255  # the exit code of ssh itself
+_NOT_FOUND = 127  # that of a shell without the command
+_REMEDIES = (  # what ssh prints when it fails, and what to do about it
+    ("Host key verification failed", "Call `ssh {ssh}` once, and answer what it asks about the host's key."),
+    ("Permission denied", "`ssh {ssh}` has to work first: with a key, an agent or a password."),
+    ("Could not resolve hostname", "`lorad hosts` lists what is known; ~/.ssh/config may name the address."),
+    ("", "`ssh {ssh}` has to work first; is the machine up?"),
+)
+
+
+class FarDaemon(msgspec.Struct):
+    """What `lorad daemon socket --json` says of a box.
+
+    Attributes:
+        socket: The path of the daemon's socket there.
+        home: LORAD_HOME there.
+        version: Version of lorad on the box.
+        protocol: Version of the API that it speaks.
+        user: Who is logged in.
+        running: Whether a daemon answers there.
+        login: The home directory of that user.
+        alarms: When alarms are raised there.
+    """
+
+    socket: str
+    home: str
+    version: str
+    protocol: int
+    user: str
+    running: bool
+    login: str
+    alarms: AlarmLimits = AlarmLimits()
+
+
+class LineLost(DaemonUnreachable):
+    """The connection of a request broke, while box and daemon are up."""
+
+
+@dataclass(frozen=True)
+class There:
+    """A home on another box, in place of a `Home` of this one.
+
+    name: what the user calls it.
+    cwd: where relative paths begin on it, as the command line says; "" is what hosts.yaml says.
+    """
+
+    name: str
+    entry: BoxEntry
+    cwd: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The beginning of a command that is about this box."""
+        return f"lorad --host {self.name}"
+
+    def transport(self, timeout: float) -> "_BoxTransport":
+        """Make what sends requests to its daemon; the line is opened when the first one needs it."""
+        return _BoxTransport(self, timeout)
+
+    @property
+    def directory(self) -> str:
+        """The directory there in which relative paths begin; "" where the user named none."""
+        return self.cwd or self.entry.cwd
+
+    def of_the_box(self, body: msgspec.Struct) -> msgspec.Struct:
+        """Return a request with a spec as the box is to read it: relative paths begin in a directory there.
+
+        Raises SpecError where no directory is named and the spec names a file that is here.
+        """
+        named = self.directory
+        if not named and (path := _local_file(body)):
+            message = f"{path} is a file of this machine, and the run works on {self.name}"
+            hint = (
+                f"Copy it (`scp {path} {self.entry.ssh}:`) and say where it is: `{self.flag} --cwd DIR …`, "
+                f"or `cwd:` of the host in {hosts_path()}."
+            )
+            raise SpecError(message, hint=hint)
+        home = self.facts().login
+        directory = os.path.join(home, named.removeprefix("~").lstrip("/") if named[:1] == "~" else named)
+        return structs.replace(body, cwd=os.path.normpath(directory))
+
+    # -- files here ------------------------------------------------------------------------------------------
+    def _file(self, ending: str) -> Path:
+        """Return a file of the line here. Raises StorageError where a socket's name would be too long."""
+        directory = runtime_directory() / "ssh"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        key = repr((self.entry.ssh, self.entry.lorad, self.entry.home))
+        path = directory / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}{ending}"
+        if len(os.fsencode(path)) + _ADDED > SOCKET_PATH_LIMIT:
+            hint = "Set XDG_RUNTIME_DIR to a short directory of yours."
+            raise StorageError(f"{directory} is too long a name for sockets of ssh", hint=hint)
+        return path
+
+    @property
+    def socket(self) -> Path:
+        return self._file(".sock")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of the line, so that one command at a time opens it."""
+        with self._file(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def facts(self) -> FarDaemon:
+        """Return what the box said when the line was opened, and open it where it never was."""
+        return self._kept() or self.open()
+
+    def _kept(self) -> FarDaemon | None:
+        try:
+            return msgspec.json.decode(self._file(".json").read_bytes(), type=FarDaemon)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    # -- the line --------------------------------------------------------------------------------------------
+    def open(self) -> FarDaemon:
+        """Have a master forward the daemon's socket, unless one does. Raises HostUnreachable."""
+        with self._alone():
+            facts = self._kept()
+            if facts is not None and self._is_open():  # another command was quicker
+                return facts
+            return self._opened()
+
+    def mend(self) -> FarDaemon:
+        """Ask the box how it is after a request broke; forward anew if need be. Raises HostUnreachable."""
+        with self._alone():
+            return self._opened()
+
+    def _opened(self) -> FarDaemon:
+        before = self._kept()
+        facts = self._ask()
+        if facts.protocol != PROTOCOL:
+            message = (
+                f"lorad on {self.name} (version {facts.version}) speaks protocol {facts.protocol}, and this "
+                f"command protocol {PROTOCOL}"
+            )
+            raise HostUnreachable(message, hint="Install the same version on both; the newer one is better.")
+        if before is None or before.socket != facts.socket or not self._is_open():
+            for path in {facts.socket, before.socket if before else facts.socket}:
+                self._ssh(["-O", "cancel", "-L", f"{self.socket}:{path}"])
+            self.socket.unlink(missing_ok=True)
+            code, said = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
+            if code != 0:
+                raise HostUnreachable(
+                    f"ssh forwards no socket of {self.name}: {said}", hint=self._remedy(said)
+                )
+        write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
+        return facts
+
+    def _is_open(self) -> bool:
+        """Return whether somebody takes connections for it here."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+            trial.settimeout(5)
+            try:
+                trial.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """End the master, and forget what the box said."""
+        self._ssh(["-O", "exit"])
+        for ending in (".sock", ".json"):
+            self._file(ending).unlink(missing_ok=True)
+
+    def _ask(self) -> FarDaemon:
+        """Ask lorad there where its daemon is; this starts the master. Raises HostUnreachable.
+
+        A master whose connection is dead, as after a laptop's sleep, is ended and replaced once.
+        """
+        command = ["-T", "--", self.entry.ssh, self.words(["daemon", "socket", "--json"], cwd="")]
+        code, said = self._ssh(command, whole=True)
+        if code == _SSH_FAILED and self._file(".ctl").exists():
+            self._ssh(["-O", "exit"])
+            self._file(".ctl").unlink(missing_ok=True)
+            code, said = self._ssh(command, whole=True)
+        if code == 0:
+            for line in reversed(said.splitlines()):  # the shell's own files may print before it
+                with contextlib.suppress(msgspec.DecodeError):
+                    return msgspec.json.decode(line, type=FarDaemon)
+        raise self._refusal(code, said)
+
+    def _refusal(self, code: int, said: str) -> HostUnreachable:
+        """Say why lorad there did not answer."""
+        last = said.strip().splitlines()[-1].strip() if said.strip() else f"exit code {code}"
+        if code == _SSH_FAILED:
+            return HostUnreachable(f"host {self.name} cannot be reached: {last}", hint=self._remedy(said))
+        if code == _NOT_FOUND:
+            hint = (
+                f"Name it whole: `lorad hosts add {self.name} {self.entry.ssh} --lorad "
+                "~/venvs/lorad/bin/lorad`. The PATH of a shell of ssh has no virtual environments."
+            )
+            return HostUnreachable(f"{self.entry.lorad} is not found on {self.name}", hint=hint)
+        hint = f"It may be of an older version: `ssh {self.entry.ssh} {self.entry.lorad} --version`."
+        return HostUnreachable(f"lorad on {self.name} does not say where its daemon is: {last}", hint=hint)
+
+    def _remedy(self, said: str) -> str:
+        return next(hint for words, hint in _REMEDIES if words in said).format(ssh=self.entry.ssh)
+
+    def words(self, arguments: Sequence[str], *, cwd: str) -> str:
+        """Return the words for the shell there that call lorad with `arguments` in a directory."""
+        home = [f"LORAD_HOME={self.entry.home}"] if self.entry.home else []
+        words = ["exec", "env", "LORAD_HOST=here", *home, self.entry.lorad, *arguments]
+        enter = f"cd {_quoted(cwd)} && " if cwd else ""
+        return enter + " ".join(map(_quoted, words))
+
+    def call(self, arguments: Sequence[str]) -> int:
+        """Run lorad there on this terminal, and return its exit code. Raises HostUnreachable."""
+        terminal = "-t" if sys.stdin.isatty() and sys.stdout.isatty() else "-T"
+        control = [
+            "-o",
+            f"ControlPath={self._file('.ctl')}",
+            "-o",
+            "ControlMaster=no",
+            "-o",
+            "LogLevel=ERROR",
+        ]
+        command = ["ssh", *control, terminal, "--", self.entry.ssh, self.words(arguments, cwd=self.directory)]
+        code = _started(lambda: subprocess.run(command, check=False).returncode)
+        if code in (_SSH_FAILED, _NOT_FOUND):
+            raise self._refusal(code, "")
+        return code
+
+    def start_daemon(self) -> None:
+        """Start the daemon there. Raises HostUnreachable with what it says."""
+        code, said = self._ssh(
+            ["-T", "--", self.entry.ssh, self.words(["daemon", "start", "--json"], cwd="")], whole=True
+        )
+        if code != 0:
+            hint = f"`{self.flag} logs --of daemon` shows its log."
+            raise HostUnreachable(f"the daemon of {self.name} did not start: {said.strip()}", hint=hint)
+
+    def _ssh(self, arguments: Sequence[str], *, whole: bool = False) -> tuple[int, str]:
+        """Call ssh, and return its exit code and what it printed.
+
+        whole: the arguments name the host. What is printed goes to a file: a master that stays in the
+        background would keep a pipe open.
+        """
+        asks = sys.stdin.isatty() and sys.stderr.isatty() and "--json" not in sys.argv
+        command = ["ssh", *_MASTER, "-o", f"ControlPath={self._file('.ctl')}"]
+        command += [] if asks else ["-o", "BatchMode=yes"]
+        command += [*arguments] if whole else [*arguments, "--", self.entry.ssh]
+        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": errors}
+            try:
+                code = _started(lambda: subprocess.run(command, timeout=_ANSWER_SECONDS, **files).returncode)
+            except subprocess.TimeoutExpired:
+                return _SSH_FAILED, f"no answer in {_ANSWER_SECONDS:.0f} s"
+            file = printed if code == 0 else errors
+            file.seek(0)
+            return code, file.read().decode(errors="replace")
+
+
+def _local_file(body: Any) -> str:
+    """Return a relative path that a spec names and that exists on this machine; "" where none does."""
+    from lorad.spec.text import mapping  # slow, and needed for specs alone
+
+    in_spec = ((Path(body.cwd), text) for text in _texts(mapping(body.spec, source=body.source)))
+    typed = ((Path.cwd(), str(text).partition("=")[2].strip("\"' ")) for text in body.overrides)
+    for directory, text in (*in_spec, *typed):
+        name: str = text.partition(":")[0]  # the function behind it is not of the path
+        is_path = ("/" in name or "." in name) and name[:1] not in ("/", "~") and len(name) < 1024
+        if is_path and (directory / name).exists():
+            return name
+    return ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of what YAML makes, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in (*value, *(value.values() if isinstance(value, dict) else ())):
+            yield from _texts(part)
+
+
+def _started(run: Any) -> int:
+    """Run ssh. Raises HostUnreachable where there is none."""
+    try:
+        code: int = run()
+    except FileNotFoundError:
+        raise HostUnreachable("there is no ssh on this machine", hint="Install OpenSSH's client.") from None
+    return code
+
+
+def _quoted(word: str) -> str:
+    """Quote a word for the shell there, which is to expand a `~/` at its beginning."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
+
+
+class _BoxTransport(Transport):
+    """Sends requests to the daemon of another box, through the socket that a master forwards."""
+
+    def __init__(self, box: There, timeout: float) -> None:
+        super().__init__(box.socket, timeout)
+        self.box = box
+        self.restart = f"Start it with `{box.flag} daemon start`."
+        self._may_open = timeout >= 1  # nobody waits for ssh while a shell completes a word
+
+    def request(self, method: str, path: str, body: msgspec.Struct | None) -> Any:
+        """Send a request. One that only reads is sent once more where the line broke."""
+        if body is not None and "cwd" in body.__struct_fields__:
+            body = self.box.of_the_box(body)
+        try:
+            return super().request(method, path, body)
+        except LineLost:
+            if method != "GET":
+                raise
+            return super().request(method, path, body)
+
+    def _connect(self, connection: socket.socket) -> None:
+        try:
+            connection.connect(str(self.socket))
+        except (FileNotFoundError, ConnectionRefusedError):
+            if not self._may_open:
+                raise
+            self.box.open()
+            connection.connect(str(self.socket))
+
+    def unanswered(self, method: str, path: str, error: Exception) -> LoradError:
+        if not self._may_open:
+            return super().unanswered(method, path, error)
+        if not self.box.mend().running:
+            return DaemonUnreachable(f"no daemon runs on {self.box.name}", hint=self.restart)
+        if method == "GET":
+            hint = "Does sshd there allow it (AllowStreamLocalForwarding)?"
+            return LineLost(f"the line to {self.box.name} carries nothing: {error}", hint=hint)
+        message = f"the line to {self.box.name} broke amid {method} {path}, which may have been carried out"
+        return LineLost(message, hint=f"Look with `{self.box.flag} list` before you repeat it.")
+
+    def broken(self, error: Exception) -> LoradError:
+        message = f"the line to {self.box.name}, or the daemon there, went away: {error}"
+        return DaemonUnreachable(message, hint="Call it again: the line is opened anew.")
