@@ -24,7 +24,9 @@ REACH = {
     "eval": THERE, "replay": THERE, "log-metrics": THERE, "notify": THERE, "serve": THERE, "tinker": THERE,
     "models": THERE, "daemon": THERE, "backends": THERE, "doctor": THERE, "tui": THERE,
     "spec": _ANYWHERE, "init": _ANYWHERE, "completion": _ANYWHERE, "hosts": _ANYWHERE,
+    "skill": _ANYWHERE,
     "job": "a job has a daemon of its own, which starts where the command does",
+    "mcp": "what an agent is served is the daemon beside it; let it start `ssh BOX lorad mcp`",
 }  # fmt: skip
 
 
