@@ -16,7 +16,7 @@ from lorad.cli.many import OVER
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.hosts import limits_of
+from lorad.client.boxes.hosts import limits_of
 from lorad.client.words import (
     evals_in_words,
     failures,

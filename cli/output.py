@@ -128,7 +128,7 @@ def _start_again(socket: Path) -> None:
 def _other_version(version: str) -> None:
     from lorad import __version__
     from lorad.box.paths import Home
-    from lorad.client.hosts import place
+    from lorad.client.boxes.hosts import place
 
     daemon = f"version {version}" if version else "an earlier version"
     home = place()

@@ -19,7 +19,7 @@ from lorad.cli.options import AsJson
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.launch import start as launch
-from lorad.client.remote import FarDaemon
+from lorad.client.boxes.remote import FarDaemon
 from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.transport import PROTOCOL
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed

@@ -11,7 +11,7 @@ from typing import IO
 
 from lorad.box.paths import Home, refuse_open
 from lorad.client.client import Client
-from lorad.client.hosts import HOST, Place
+from lorad.client.boxes.hosts import HOST, Place
 from lorad.client.systemd import start_by_unit
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, HostUnreachable, StorageError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import Home
-from lorad.client.hosts import place
+from lorad.client.boxes.hosts import place
 from lorad.errors import SpecError
 
 _DATA = ("data.train", "data.eval")

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from lorad.client import hosts
-from lorad.client.box_entry import BoxEntry
+from lorad.client.boxes import hosts
+from lorad.client.boxes.entry import BoxEntry
 from lorad.client.client import Client
-from lorad.client.remote import LineLost, There
+from lorad.client.boxes.remote import LineLost, There
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
 from tests.hosts.conftest import Box
 
@@ -138,7 +138,7 @@ def test_an_older_lorad_is_named(box: Box) -> None:
 
 
 def test_another_protocol_names_the_box(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.client.remote.PROTOCOL", 7)
+    monkeypatch.setattr("lorad.client.boxes.remote.PROTOCOL", 7)
     there = client.where
     assert isinstance(there, There)
     with pytest.raises(HostUnreachable, match=r"lorad on h2 .* speaks protocol 1"):

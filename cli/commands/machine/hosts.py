@@ -7,8 +7,8 @@ import typer
 
 from lorad.cli import output
 from lorad.cli.options import AsJson
-from lorad.client.box_entry import BoxEntry, hosts_path
-from lorad.client.hosts import HERE, HostsFile, check_entry, read_hosts, there
+from lorad.client.boxes.entry import BoxEntry, hosts_path
+from lorad.client.boxes.hosts import HERE, HostsFile, check_entry, read_hosts, there
 from lorad.errors import NotFound
 from lorad.files import write_whole
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from lorad.box.paths import Home
-from lorad.client.hosts import CWD, HERE, HOST, place
+from lorad.client.boxes.hosts import CWD, HERE, HOST, place
 from lorad.errors import SpecError
 
 API = "api"  # the command works here and asks the daemon there

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import SOCKET_PATH_LIMIT, runtime_directory
-from lorad.client.box_entry import BoxEntry, hosts_path
+from lorad.client.boxes.entry import BoxEntry, hosts_path
 from lorad.client.transport import PROTOCOL, Transport
 from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError, SpecError, StorageError
 from lorad.files import write_whole

@@ -12,12 +12,12 @@ import msgspec
 
 from lorad.box.config import AlarmLimits, config_of
 from lorad.box.paths import Home, default_home
-from lorad.client.box_entry import BoxEntry, hosts_path
+from lorad.client.boxes.entry import BoxEntry, hosts_path
 from lorad.client.transport import Transport
 from lorad.errors import SpecError
 
 if TYPE_CHECKING:
-    from lorad.client.remote import There
+    from lorad.client.boxes.remote import There
 
 Place: TypeAlias = "Home | There"  # where a daemon and its files are
 HERE = "here"  # this machine, whatever the default is
@@ -109,7 +109,7 @@ def limits_of(where: Place) -> AlarmLimits:
 
 def there(name: str) -> "There":
     """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError."""
-    from lorad.client.remote import There  # for most commands there is no other machine
+    from lorad.client.boxes.remote import There  # for most commands there is no other machine
 
     if name.startswith("ssh://"):
         target, slash, home = name.removeprefix("ssh://").partition("/")

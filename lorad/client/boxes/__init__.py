@@ -1,0 +1,1 @@
+"""Other boxes: which there are (`hosts.py`), and how the daemon of one is reached (`remote.py`)."""
