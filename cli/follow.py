@@ -14,9 +14,9 @@ from lorad.alarms import alarms
 from lorad.cli import output, table
 from lorad.cli.many import OVER
 from lorad.client import launch
+from lorad.client.boxes.hosts import limits_of
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.boxes.hosts import limits_of
 from lorad.client.words import (
     evals_in_words,
     failures,

@@ -16,10 +16,10 @@ from lorad.box.paths import Home, default_home
 from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.options import AsJson
+from lorad.client.boxes.remote import FarDaemon
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.launch import start as launch
-from lorad.client.boxes.remote import FarDaemon
 from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.transport import PROTOCOL
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed

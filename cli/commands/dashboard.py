@@ -19,9 +19,9 @@ from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
 from lorad.cli.streams import takes_all
 from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
+from lorad.client.boxes.hosts import limits_of
 from lorad.client.client import Client
 from lorad.client.columns import COLUMNS, has_losses, with_figures
-from lorad.client.boxes.hosts import limits_of
 from lorad.client.launch import connected
 from lorad.client.words import set_aside
 from lorad.errors import SpecError

@@ -10,8 +10,8 @@ from lorad.alarms import alarms
 from lorad.box.paths import Home
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
-from lorad.client.client import Client
 from lorad.client.boxes.hosts import limits_of
+from lorad.client.client import Client
 from lorad.client.words import (
     adapter_in_words,
     differing_settings,

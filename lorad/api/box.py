@@ -15,8 +15,8 @@ from lorad.api.sweep import Sweep
 from lorad.api.table import Table
 from lorad.box.paths import Home
 from lorad.client import launch
-from lorad.client.client import Client
 from lorad.client.boxes.hosts import Place, read_hosts, there
+from lorad.client.client import Client
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.files import expanded

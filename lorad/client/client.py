@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from lorad.box.paths import Home
 from lorad.client.answers import Query, answer_of, written
-from lorad.client.choice import Choice
 from lorad.client.boxes.hosts import Place, home_of, place, transport_of
+from lorad.client.choice import Choice
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, from_wire
 from lorad.records import requests

@@ -10,8 +10,8 @@ import time
 from typing import IO
 
 from lorad.box.paths import Home, refuse_open
-from lorad.client.client import Client
 from lorad.client.boxes.hosts import HOST, Place
+from lorad.client.client import Client
 from lorad.client.systemd import start_by_unit
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, HostUnreachable, StorageError

@@ -13,8 +13,8 @@ import pytest
 
 from lorad.client.boxes import hosts
 from lorad.client.boxes.entry import BoxEntry
-from lorad.client.client import Client
 from lorad.client.boxes.remote import LineLost, There
+from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
 from tests.hosts.conftest import Box
 

@@ -12,9 +12,9 @@ from lorad.cli.app import _COMMANDS
 from lorad.cli.commands.machine import reach
 from lorad.client.boxes import hosts
 from lorad.client.boxes.entry import BoxEntry, hosts_path
-from lorad.client.client import Client
 from lorad.client.boxes.hosts import check_entry, place, read_hosts
 from lorad.client.boxes.remote import There
+from lorad.client.client import Client
 from lorad.errors import SpecError
 
 

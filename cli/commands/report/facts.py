@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lorad.alarms import Alarm, alarms
+from lorad.client.boxes.hosts import limits_of
 from lorad.client.choice import Choice
 from lorad.client.client import Client
-from lorad.client.boxes.hosts import limits_of
 from lorad.errors import IntegrityError, LoradError, NotFound
 from lorad.records.bill import BillLine
 from lorad.records.devices import Device
