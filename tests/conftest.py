@@ -104,6 +104,9 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory, since = Path(tempfile.mkdtemp(prefix="lr-")), newest_pid()
     monkeypatch.setenv("LORAD_HOME", str(directory))
     monkeypatch.setenv("XDG_STATE_HOME", str(directory / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / "config"))  # where the user names other boxes
+    monkeypatch.setenv("LORAD_HOST", "")  # a command in this process sets it
+    monkeypatch.delenv("LORAD_HOST")
     yield directory
     if any(directory.iterdir()):
         kill_leftovers(directory, since)
