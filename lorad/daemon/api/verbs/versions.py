@@ -167,13 +167,17 @@ async def archive(ctx: Context, call: Call) -> web.StreamResponse:
                 file = await in_thread(ctx, call.caller.uid, _opened, source / file_name, owner)
                 with file:
                     header = tarfile.TarInfo(file_name)
-                    header.size = os.fstat(file.fileno()).st_size
+                    left = header.size = os.fstat(file.fileno()).st_size
                     await response.write(header.tobuf())
-                    while piece := await asyncio.to_thread(file.read, _PIECE):
+                    while left:
+                        piece = await in_thread(ctx, call.caller.uid, file.read, min(left, _PIECE))
+                        if not piece:
+                            raise StorageError(f"{file.name} has become shorter")
                         await response.write(piece)
+                        left -= len(piece)
                     await response.write(bytes(-header.size % tarfile.BLOCKSIZE))
             await response.write(bytes(2 * tarfile.BLOCKSIZE))
-        except (OSError, StorageError):  # the reader went, or a file did: half an archive is seen to be one
+        except (OSError, StorageError):  # of the reader, who may not read, or of a file: half is no archive
             if call.request.transport is not None:
                 call.request.transport.abort()
     return response
