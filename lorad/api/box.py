@@ -104,7 +104,9 @@ class Lorad:
         and Conflict when the name is taken.
         """
         text, source, cwd = spec_text(spec)
-        queued = self.client.run(text, source=source, cwd=cwd, overrides=overrides(keys), name=name)
+        queued = self.client.run(
+            text, source=source, cwd=cwd, overrides=overrides(keys, self.client.where), name=name
+        )
         run = Run(self._connection, queued)
         with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and its details have them
             for warning in run.details.warnings:
@@ -177,7 +179,7 @@ class Lorad:
             text,
             source=source,
             cwd=cwd,
-            overrides=[*axes(grid), *overrides(keys)],
+            overrides=[*axes(grid, self.client.where), *overrides(keys, self.client.where)],
             name=name,
             halving=HalvingRequest() if halving is True else halving or None,
         )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lorad.client.boxes.hosts import Place
 from lorad.client.overrides import from_here
 from lorad.client.spec_file import read_spec
 from lorad.errors import SpecError
@@ -49,17 +50,19 @@ def spec_text(spec: Spec) -> _SpecText:
     return _SpecText(text, source, str(directory))
 
 
-def overrides(keys: Mapping[str, Any]) -> list[str]:
+def overrides(keys: Mapping[str, Any], where: "Place | None" = None) -> list[str]:
     """Write keys of a spec as `key=value`. A dict for a section changes the keys that it has and no others.
 
-    Relative paths begin at the working directory. Raises SpecError for values that YAML does not have.
+    Relative paths begin at the working directory; they stay relative for a home on another box, `where`.
+
+    Raises SpecError for values that YAML does not have.
     """
     from lorad.spec.model import Spec as Sections  # slow, and not needed where nothing is overridden
 
-    return from_here([f"{key}={_value(key, value)}" for key, value in _leaves(Sections, "", keys)])
+    return from_here([f"{key}={_value(key, value)}" for key, value in _leaves(Sections, "", keys)], where)
 
 
-def axes(grid: Mapping[str, Iterable[Any]]) -> list[str]:
+def axes(grid: Mapping[str, Iterable[Any]], where: "Place | None" = None) -> list[str]:
     """Write keys and their values as `key=a,b`. Raises SpecError for a key without values."""
     axes = []
     for key, values in grid.items():
@@ -67,7 +70,7 @@ def axes(grid: Mapping[str, Iterable[Any]]) -> list[str]:
         if not points:
             raise SpecError("a grid has a list of values for each key", key=key, hint=f"{key!r}: [a, b]")
         axes.append(f"{key}={','.join(_value(key, value) for value in points)}")
-    return from_here(axes)
+    return from_here(axes, where)
 
 
 def version_name(version: str | Version) -> str:

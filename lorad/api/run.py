@@ -225,7 +225,11 @@ class Run:
 
         Raises Conflict while the run is at work, and SpecError for keys that may not change.
         """
-        return self._is(self._client.resume(self.name, step=step, steps=steps, overrides=overrides(keys)))
+        return self._is(
+            self._client.resume(
+                self.name, step=step, steps=steps, overrides=overrides(keys, self._client.where)
+            )
+        )
 
     def fork(
         self,
@@ -248,7 +252,9 @@ class Run:
         Raises SpecError and Conflict.
         """
         origin = self.name if version is None else f"{self.name}@{version}"
-        forked = self._client.fork(origin, overrides=overrides(keys), name=name, steps=steps, fresh=fresh)
+        forked = self._client.fork(
+            origin, overrides=overrides(keys, self._client.where), name=name, steps=steps, fresh=fresh
+        )
         return Run(self._connection, forked)
 
     def rename(self, name: str) -> "Run":

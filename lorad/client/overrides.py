@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lorad.box.paths import Home
-from lorad.client.boxes.hosts import place
+from lorad.client.boxes.hosts import Place, place
 from lorad.errors import SpecError
 
 _DATA = ("data.train", "data.eval")
@@ -25,9 +25,12 @@ KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may 
 _DATA_FILES = (".jsonl", ".parquet", ".csv", ".json")
 
 
-def from_here(overrides: Sequence[str]) -> list[str]:
-    """Make paths absolute; tasks, builtin rewards, hub ids and everything else stay as they are."""
-    if not isinstance(place(), Home):  # they are paths of another machine
+def from_here(overrides: Sequence[str], where: "Place | None" = None) -> list[str]:
+    """Make paths absolute; tasks, builtin rewards, hub ids and everything else stay as they are.
+
+    where: the home that they are for; by default that of the commands of this process.
+    """
+    if not isinstance(where or place(), Home):  # they are paths of another machine
         return [*overrides]
     return [changed(override, Path.cwd()) for override in overrides]
 

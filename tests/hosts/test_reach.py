@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from lorad.api.inputs import axes, overrides
 from lorad.box.paths import Home
 from lorad.cli.app import _COMMANDS
 from lorad.cli.commands.machine import reach
 from lorad.client.boxes import hosts
 from lorad.client.boxes.entry import BoxEntry, hosts_path
-from lorad.client.boxes.hosts import check_entry, place, read_hosts
+from lorad.client.boxes.hosts import check_entry, place, read_hosts, there
 from lorad.client.boxes.remote import There
 from lorad.client.client import Client
 from lorad.errors import SpecError
@@ -54,6 +55,15 @@ def test_commands_with_files_run_there(command: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(typer.Exit) as ended:
         reach.go([command, "--json"], "h2", None)
     assert called == [["h2", command, "--json"]] and ended.value.exit_code == 3
+
+
+def test_paths_from_python_begin_on_their_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys, here = {"data.train": "rows.jsonl"}, f'data.train="{tmp_path}/rows.jsonl"'
+    assert overrides(keys, there("h2")) == axes({"data.train": ["rows.jsonl"]}, there("h2"))
+    assert overrides(keys, there("h2")) == ["data.train=rows.jsonl"]
+    monkeypatch.setenv("LORAD_HOST", "h2")
+    assert overrides(keys, Home(tmp_path)) == [here]
 
 
 def test_a_job_is_refused() -> None:
