@@ -279,7 +279,10 @@ def lorad(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
     host: str | None = typer.Option(
-        None, "--host", metavar="NAME", help="The box it is about, as `lorad hosts` has it; here."
+        None,
+        "--host",
+        metavar="NAME",
+        help="The box it is about, as `lorad hosts` has it; `here`; for `list`, `all`.",
     ),
     cwd: str | None = typer.Option(
         None, "--cwd", metavar="DIR", help="On that box: where relative paths begin."

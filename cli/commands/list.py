@@ -1,5 +1,6 @@
 """The command `lorad list`: runs, and why they wait. It imports little, so that it starts at once."""
 
+import os
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -12,8 +13,10 @@ from lorad.cli import candidates, output
 from lorad.cli.listing import OF_QUEUE, USUAL, show
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
+from lorad.client.boxes.hosts import ALL, HOST
 from lorad.client.client import Client
 from lorad.client.columns import FILLED, costs_of, devices_of, filled, groups_of, keys_of
+from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.selection import Selection, in_commas
 
@@ -86,22 +89,50 @@ def list_(
     """
     shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
     listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is _GroupBy.SWEEP, queue)
-    client = Client()
+    clear = "\x1b[H\x1b[2J" if watch and not as_json else ""
+    list_once = _list_all_boxes if os.environ.get(HOST) == ALL else _list_home
     while True:
-        runs, more = _read(client, listing, whole=as_json)
-        if watch and not as_json:
-            print("\x1b[H\x1b[2J", end="")
-        if as_json:
-            groups = [{"sweep": group[0].sweep, "runs": group} for group in groups_of(runs)]
-            output.print_json(groups if listing.fold else runs)
-        else:
-            _show(runs, listing, more)
-        if troubles := client.status().troubles:  # on stderr, where programs are not disturbed
-            others = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-            output.note(f"trouble: {troubles[0]}{others} `lorad doctor` lists all of it.")
+        list_once(listing, clear, as_json=as_json)
         if not watch:
             return
         time.sleep(2)
+
+
+def _list_home(listing: _Listing, clear: str, *, as_json: bool) -> None:
+    """List the runs of one home, and its troubles. clear: what empties the screen."""
+    client = Client()
+    runs, more = _read(client, listing, whole=as_json)
+    print(clear, end="")
+    if as_json:
+        groups = [{"sweep": group[0].sweep, "runs": group} for group in groups_of(runs)]
+        output.print_json(groups if listing.fold else runs)
+    else:
+        _show(runs, listing, more)
+    if troubles := client.status().troubles:  # on stderr, where programs are not disturbed
+        others = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        output.note(f"trouble: {troubles[0]}{others} `lorad doctor` lists all of it.")
+
+
+def _list_all_boxes(listing: _Listing, clear: str, *, as_json: bool) -> None:
+    """List the runs of all boxes, box after box, each as BOX/RUN; of a box without an answer say why.
+
+    Raises the error of the first one where none answers.
+    """
+    from lorad.cli.commands.machine.boxes import of_all_boxes
+
+    answers = of_all_boxes(lambda client: _read(client, listing, whole=as_json)[0])
+    errors = {name: answer for name, answer in answers.items() if isinstance(answer, LoradError)}
+    if answers and len(errors) == len(answers):
+        raise next(iter(errors.values()))
+    runs = {name: answer for name, answer in answers.items() if not isinstance(answer, LoradError)}
+    print(clear, end="")
+    if as_json:
+        output.print_json({"boxes": runs, "errors": {name: error.message for name, error in errors.items()}})
+    else:
+        named = [replace(run, name=f"{name}/{run.name}") for name, of in runs.items() for run in of]
+        _show(named, listing, 0)
+    for name, error in errors.items():
+        output.note(f"{name}: {error.message}")
 
 
 def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run], int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from lorad.box.paths import python_path
 from tests.hosts.sshd import real_sshd
@@ -50,7 +51,7 @@ class Box:
     def add(self, name: str, **entry: str) -> None:
         """Write a host into hosts.yaml."""
         path = self.here / "config/lorad/hosts.yaml"
-        known = json.loads(path.read_text()) if path.exists() else {"hosts": {}}
+        known = yaml.safe_load(path.read_text()) if path.exists() else {"hosts": {}}
         known["hosts"][name] = {"ssh": "box", "lorad": str(self.here / "bin/lorad"), **entry}
         path.write_text(json.dumps(known))
 

@@ -47,6 +47,16 @@ def test_an_open_line_starts_no_ssh(box: Box) -> None:
     assert box.ssh_calls == before
 
 
+def test_all_boxes_are_listed_at_once(box: Box, run: str) -> None:
+    box.add("gone", home="/nowhere", lorad="/nowhere/lorad")
+    listed = box.lorad("--host", "all", "list")
+    assert f"h2/{run}" in listed.stdout and "gone: /nowhere/lorad is not found on gone" in listed.stderr
+    told = json.loads(box.lorad("list", "--json", LORAD_HOST="all").stdout)
+    assert [row["name"] for row in told["boxes"]["h2"]] == [run] and list(told["errors"]) == ["gone"]
+    assert "is for `lorad list`" in box.lorad("--host", "all", "show", run, expect=2).stderr
+    box.lorad("hosts", "rm", "gone")
+
+
 def test_the_daemon_sees_who_logged_in(box: Box, run: str) -> None:
     shown = json.loads(box.there("show", run, "--json").stdout)
     assert shown["owner"] == getpass.getuser()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from lorad.box.paths import Home
-from lorad.client.boxes.hosts import CWD, HERE, HOST, place
+from lorad.client.boxes.hosts import ALL, CWD, HERE, HOST, place
 from lorad.errors import SpecError
 
 API = "api"  # the command works here and asks the daemon there
@@ -44,6 +44,12 @@ def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
     if cwd is not None:
         os.environ[CWD] = cwd
     if not words or REACH.get(words[0]) == _ANYWHERE:
+        return
+    if os.environ.get(HOST) == ALL:
+        if words[0] != "list":
+            raise SpecError(
+                f"--host {ALL} is for `lorad list`", hint="Name one box; `lorad hosts` lists them."
+            )
         return
     box = place()
     if isinstance(box, Home):

@@ -24,7 +24,8 @@ HERE = "here"  # this machine, whatever the default is
 HOST = "LORAD_HOST"  # in the environment: the box of every command
 CWD = "LORAD_HOST_CWD"  # in the environment: where relative paths begin on it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_RESERVED = (HERE, "all")
+ALL = "all"  # every box and this machine, for `lorad list`
+_RESERVED = (HERE, ALL)
 
 
 class HostsFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,8 +108,11 @@ def limits_of(where: Place) -> AlarmLimits:
     return config_of(where).alarms if isinstance(where, Home) else where.facts().alarms
 
 
-def there(name: str) -> "There":
-    """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError."""
+def there(name: str, *, asks: bool = True) -> "There":
+    """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError.
+
+    asks: whether ssh may ask for a password on the terminal.
+    """
     from lorad.client.boxes.remote import There  # for most commands there is no other machine
 
     if name.startswith("ssh://"):
@@ -120,4 +124,4 @@ def there(name: str) -> "There":
     if name not in hosts:
         names = f"There are {', '.join(hosts)}; `" if hosts else "`"
         raise SpecError(f"there is no host {name}", hint=f"{names}lorad hosts add {name} USER@HOST` adds it.")
-    return There(name, hosts[name], os.environ.get(CWD, ""))
+    return There(name, hosts[name], os.environ.get(CWD, ""), asks)

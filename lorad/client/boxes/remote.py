@@ -78,11 +78,13 @@ class There:
 
     name: what the user calls it.
     cwd: where relative paths begin on it, as the command line says; "" is what hosts.yaml says.
+    asks: whether ssh may ask for a password on the terminal.
     """
 
     name: str
     entry: BoxEntry
     cwd: str = ""
+    asks: bool = True
 
     @property
     def flag(self) -> str:
@@ -272,7 +274,7 @@ class There:
         whole: the arguments name the host. What is printed goes to a file: a master that stays in the
         background would keep a pipe open.
         """
-        asks = sys.stdin.isatty() and sys.stderr.isatty() and "--json" not in sys.argv
+        asks = self.asks and sys.stdin.isatty() and sys.stderr.isatty() and "--json" not in sys.argv
         command = ["ssh", *_MASTER, "-o", f"ControlPath={self._file('.ctl')}"]
         command += [] if asks else ["-o", "BatchMode=yes"]
         command += [*arguments] if whole else [*arguments, "--", self.entry.ssh]
