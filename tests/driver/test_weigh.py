@@ -112,7 +112,8 @@ def test_the_verb_is_timed_as_the_others_are() -> None:
 )
 def test_pool_that_lacks_the_loss_is_refused(overrides: tuple[str, ...], unknown: str) -> None:
     spec = load_spec(SPEC, overrides=overrides)
-    session: Any = SimpleNamespace(spec=spec, params=SimpleNamespace(run="a"), judged=())
+    session: Any = SimpleNamespace(spec=spec, params=SimpleNamespace(run="a"), judged=[])
+    session.judged.append(SimpleNamespace(hosts=spec.env.name))
     info: Any = SimpleNamespace(pool="tiny-1", losses=LOSSES)
     refuse_unknown_loss(session, info)
     info.losses = tuple(term for term in LOSSES if term != unknown)
