@@ -130,6 +130,7 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/versions", READ_LIST),
         Case(f"/v1/versions?run={RUN}", READERS),
     ],
+    ("GET", "/v1/versions/{version}/archive"): [Case(f"/v1/versions/{RUN}@1004/archive", READERS)],
     ("POST", "/v1/versions/{version}/export"): [
         Case(f"/v1/versions/{RUN}@1004/export", READERS, {"directory": "{home}/{me}/new"}),
         Case(f"/v1/versions/{ALIAS}/export", "200 507 404 507 200", {"directory": "{home}/owner/{me}"}),

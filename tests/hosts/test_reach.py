@@ -1,5 +1,6 @@
 """Of every command it is said what it does about another box."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_commands_with_files_run_there(command: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(typer.Exit) as ended:
         reach.go([command, "--json"], "h2", None)
     assert called == [["h2", command, "--json"]] and ended.value.exit_code == 3
+
+
+def test_hosts_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Path, "read_text", _forbidden)
+    assert isinstance(place(), Home)
+    monkeypatch.setenv("XDG_CONFIG_HOME", os.devnull)
+    assert isinstance(place(), Home)
+
+
+def _forbidden(path: Path) -> str:
+    raise PermissionError(13, "Permission denied", str(path))
 
 
 def test_paths_from_python_begin_on_their_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

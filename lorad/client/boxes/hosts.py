@@ -41,10 +41,10 @@ class HostsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_hosts() -> HostsFile:
-    """Read hosts.yaml. Raises SpecError where it is not understood."""
+    """Read hosts.yaml; who may not read it has none. Raises SpecError where it is not understood."""
     try:
         text = hosts_path().read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return HostsFile()
     import yaml  # slow, and most users have no such file
 
@@ -77,7 +77,7 @@ def place() -> Place:
     Raises SpecError where the box is unknown, or LORAD_HOME contradicts it.
     """
     name = os.environ.get(HOST, "")
-    if name == HERE or not (name or hosts_path().exists()):
+    if name == HERE or not (name or os.path.exists(hosts_path())):
         return Home(default_home())
     if not name:
         name = read_hosts().default
