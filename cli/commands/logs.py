@@ -162,17 +162,17 @@ class _Log:
         if not self._sought:
             self.part = _end(self._read, lines)
             return
-        kept = 0
+        characters = 0
         self.part = self._read(0)
         end = self.part.size
         while True:
             is_end = self.part.offset >= end or not self.part.text
             for line in self._came(last=is_end and not follow):
                 self._first.append(line)
-                kept += len(line)
+                characters += len(line)
                 most = len(self._first) if lines is None else lines
-                while len(self._first) > most or (kept > _KEPT and len(self._first) > 1):
-                    kept -= len(self._first.popleft())
+                while len(self._first) > most or (characters > _KEPT and len(self._first) > 1):
+                    characters -= len(self._first.popleft())
             if is_end:
                 self.part = LogPart("", self.part.offset, self.part.size)
                 return
@@ -210,7 +210,7 @@ def _by_lines(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print lines of one log, or of all of a run: first what there is, then what comes, as it comes.
+    """Print the lines of one log, or of all logs of a run, and with `follow` new lines as they are written.
 
     of: which log; None for all of the run.
     """

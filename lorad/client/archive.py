@@ -74,12 +74,12 @@ def _unpack(file: IO[bytes], directory: Path) -> None:
             content = archive.extractfile(member)
             place = directory / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            left = member.size
+            remaining = member.size
             with place.open("xb") as copy:
-                while content is not None and left and (piece := content.read(min(left, 1 << 20))):
+                while content is not None and remaining and (piece := content.read(min(remaining, 1 << 20))):
                     copy.write(piece)
-                    left -= len(piece)
+                    remaining -= len(piece)
                 copy.flush()
                 os.fsync(copy.fileno())
-            if left:
+            if remaining:
                 raise EOFError(f"{member.name} is not whole")

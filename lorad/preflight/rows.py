@@ -28,7 +28,7 @@ _UNSHOWN = (
 
 
 class JudgedRows(NamedTuple):
-    """Rows that are judged alike: by the run, or as their source says.
+    """Holds rows that one reward or environment judges, the run's or that of their source.
 
     Attributes:
         spec: The spec as it holds for them.

@@ -1,7 +1,6 @@
 """The command `lorad mcp`: answers an agent on standard input and output."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,6 +62,6 @@ def mcp(
     except ModuleNotFoundError as error:
         hint = "Install it: pip install 'lorad[mcp]'."
         raise SpecError(f"the package {error.name} is not here, which `lorad mcp` needs", hint=hint) from None
-    client = Client(Home(Path(default_home())), timeout=_TIMEOUT)
+    client = Client(Home(default_home()), timeout=_TIMEOUT)
     bounds = AgentBounds(words, directory, most_runs, device_hours, any_run)
     served(client, bounds).run("stdio")

@@ -19,6 +19,7 @@ from lorad.cli.sweeps import ranked
 from lorad.client.choice import Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.conditions import condition
+from lorad.client.log_lines import wanted, words
 from lorad.client.words import why as waits_for
 from lorad.errors import NotFound, NotReached, RunFailed, TimedOut
 from lorad.records.requests import RunRequest
@@ -32,24 +33,16 @@ _PATIENCE = 50.0  # seconds: clients break calls off after 60
 _LOG_BYTES = 1 << 20  # in which `grep` looks
 _LOG_CHARACTERS = 12_000
 _STEPS = 10_000  # of a run at most, among which points are chosen
+_BRIEF = (  # what an agent needs of each run
+    *("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last", "nll_last"),
+    *("version", "owner", "priority", "sweep", "pool"),
+)
 _EVENTS = 1000  # that are looked through
 
 
 def brief(run: Run) -> Answer:
     """Return what an agent needs of each run."""
-    keys: tuple[str, ...] = (
-        "name",
-        "state",
-        "reason",
-        "step",
-        "steps",
-        "reward",
-        "eval_first",
-        "eval_last",
-        "nll_last",
-    )
-    keys += ("version", "owner", "priority", "sweep", "pool")
-    answer = {key: getattr(run, key) for key in keys}
+    answer = {key: getattr(run, key) for key in _BRIEF}
     answer["waits"] = own(waits_for(run)) if run.state == "queued" else ""
     others = " ".join(tag for tag in run.tags if tag != TAG)
     answer["tags"] = fenced(others) if others else ""
@@ -190,25 +183,17 @@ class Reads:
         """All sweeps, or one: its runs, the best first, each with its values and scores."""
         sweeps = self._client.sweeps(name or None)
         if not name:
-            about = [{"sweep": each.sweep, "owner": each.owner, "runs": len(each.runs)} for each in sweeps]
-            return {"sweeps": about}
+            all_of_them = [
+                {"sweep": each.sweep, "owner": each.owner, "runs": len(each.runs)} for each in sweeps
+            ]
+            return {"sweeps": all_of_them}
         if not sweeps:
             raise NotFound(f"no sweep is called {name[:64]}")
         scores = ("eval_best", "reward_mean", "loss_mean")
         rows = [brief(run) | {key: getattr(run, key) for key in scores} for run in ranked(sweeps[0])]
-        kept = (
-            "name",
-            "state",
-            "reason",
-            "step",
-            "steps",
-            "eval_last",
-            "nll_last",
-            *scores,
-            "values",
-            "detail",
-        )
-        runs = [{key: row[key] for key in kept if key in row} for row in rows]
+        about = ("name", "state", "reason", "step", "steps", "eval_last", "nll_last")
+        shown = (*about, *scores, "values", "detail")
+        runs = [{key: row[key] for key in shown if key in row} for row in rows]
         return {"grid": sweeps[0].grid, "halving": sweeps[0].halving, "runs": runs}
 
     def samples(
@@ -251,12 +236,13 @@ class Reads:
     def log(self, run: str, of: str = "driver", grep: str = "", characters: int = 4000) -> Answer:
         """The end of a log of a run (driver, pool, trainer, engine-0), as untrusted text.
 
-        grep: only lines that contain this.
+        grep: only lines with these words, as `lorad logs --grep` takes them: `nan "out of memory" !eval`.
         """
         most = max(1, min(characters, _LOG_CHARACTERS))
         text = self._client.logs(run, of=of, offset=-(_LOG_BYTES if grep else 4 * most)).text
         if grep:
-            text = "\n".join(line for line in text.splitlines() if grep.lower() in line.lower())
+            sought = words(grep)
+            text = "\n".join(line for line in text.splitlines() if wanted(line, sought))
         return {"text": fenced(text[-most:], most)}
 
     def events(self, after: int = 0, run: str = "", limit: int = 50) -> Answer:

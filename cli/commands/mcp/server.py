@@ -10,7 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
 from lorad import __version__
-from lorad.cli.commands.mcp.bounds import AgentBounds, OutOfBounds
+from lorad.cli.commands.mcp.bounds import VERBS, AgentBounds, OutOfBounds
 from lorad.cli.commands.mcp.fence import bounded, fenced, own
 from lorad.cli.commands.mcp.reads import Answer, Reads
 from lorad.cli.commands.mcp.verbs import Verbs
@@ -38,11 +38,12 @@ def served(client: Client, bounds: AgentBounds) -> MCPServer[Any]:
     for name in _READS:
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         _add(server, getattr(reads, name), hints)
-    for name, verb in Verbs(client, bounds).allowed().items():
+    verbs = Verbs(client, bounds)
+    for name in (verb for verb in VERBS if verb in bounds.allowed):
         hints = ToolAnnotations(
             read_only_hint=False, destructive_hint=name not in _HARMLESS, open_world_hint=False
         )
-        _add(server, verb, hints)
+        _add(server, getattr(verbs, name), hints)
     return server
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lorad.cli.commands.mcp.bounds import TAG, VERBS, AgentBounds
+from lorad.cli.commands.mcp.bounds import TAG, AgentBounds
 from lorad.cli.commands.mcp.fence import cleaned
 from lorad.cli.commands.mcp.reads import Answer, brief
 from lorad.client import launch
@@ -116,10 +116,6 @@ class Verbs:
         """Write a sentence of yours on a run; people see it in `lorad show`. It replaces the one before."""
         self._bounds.refuse_foreign(self._client, name)
         return brief(self._client.label(name, note=cleaned(text, _NOTE)))
-
-    def allowed(self) -> dict[str, Any]:  # functions, by their names
-        """Return the tools that the user allowed."""
-        return {verb: getattr(self, verb) for verb in VERBS if verb in self._bounds.allowed}
 
 
 def _tagged(tags: list[str]) -> str:

@@ -19,7 +19,6 @@ from lorad.text import size
 
 models_app = typer.Typer(add_completion=False)
 _COLUMNS = ("name", "from", "weights", "trainers", "engines", "fits", "path")
-_SHARE = 0.85  # of a device's memory that a pool takes
 
 
 class _Listed(NamedTuple):
@@ -70,9 +69,11 @@ def models(ctx: typer.Context, as_json: AsJson = False) -> None:
 def _listed(home: Home) -> Iterator[_Listed]:
     from lorad.box.gpus import visible_gpus
     from lorad.box.machine import available_memory
+    from lorad.spec.model import Spec
 
+    share = Spec().pool.memory_fraction  # as pools take it by default
     gpus = visible_gpus()
-    rooms = [int(gpu.memory * _SHARE) for gpu in gpus] or [int(available_memory() * _SHARE)]
+    rooms = [int(gpu.memory * share) for gpu in gpus] or [int(available_memory() * share)]
     for name, (source, path) in _places(home).items():
         base = Takers() if path is None else takers(path, "cuda" if gpus else "cpu")
         devices = max(1, -(-base.weights // max(1, min(rooms))))
@@ -89,8 +90,8 @@ def _places(home: Home) -> dict[str, tuple[str, Path | None]]:
     bases: dict[str, tuple[str, Path | None]] = {name: ("lorad", path) for name, path in BUILTIN.items()}
     for path in sorted(folder.glob("[!.]*/")):
         bases[path.name if path.name in MODELS else str(path)] = ("home", path)
-    for kept in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
-        name = kept.name.removeprefix("models--").replace("--", "/")
+    for folder_of_hub in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        name = folder_of_hub.name.removeprefix("models--").replace("--", "/")
         if snapshot := cached(name, None):
             bases[name] = ("hub", snapshot)
     for base in config_of(home).tinker.bases.values():

@@ -1,1 +1,1 @@
-"""Other boxes: which there are (`hosts.py`), and how the daemon of one is reached (`remote.py`)."""
+"""Other boxes of the user: `hosts.py` reads which there are, `remote.py` reaches their daemons by ssh."""

@@ -177,10 +177,10 @@ class There:
             for path in {facts.socket, before.socket if before else facts.socket}:
                 self._ssh(["-O", "cancel", "-L", f"{self.socket}:{path}"])
             self.socket.unlink(missing_ok=True)
-            code, said = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
+            code, output = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
             if code != 0:
                 raise HostUnreachable(
-                    f"ssh forwards no socket of {self.name}: {said}", hint=self._remedy(said)
+                    f"ssh forwards no socket of {self.name}: {output}", hint=self._remedy(output)
                 )
         write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
         return facts
@@ -207,22 +207,22 @@ class There:
         A master whose connection is dead, as after a laptop's sleep, is ended and replaced once.
         """
         command = ["-T", "--", self.entry.ssh, self.words(["daemon", "socket", "--json"], cwd="")]
-        code, said = self._ssh(command, whole=True)
+        code, output = self._ssh(command, whole=True)
         if code == _SSH_FAILED and self._file(".ctl").exists():
             self._ssh(["-O", "exit"])
             self._file(".ctl").unlink(missing_ok=True)
-            code, said = self._ssh(command, whole=True)
+            code, output = self._ssh(command, whole=True)
         if code == 0:
-            for line in reversed(said.splitlines()):  # the shell's own files may print before it
+            for line in reversed(output.splitlines()):  # the shell's own files may print before it
                 with contextlib.suppress(msgspec.DecodeError):
                     return msgspec.json.decode(line, type=FarDaemon)
-        raise self._refusal(code, said)
+        raise self._refusal(code, output)
 
-    def _refusal(self, code: int, said: str) -> HostUnreachable:
+    def _refusal(self, code: int, output: str) -> HostUnreachable:
         """Say why lorad there did not answer."""
-        last = said.strip().splitlines()[-1].strip() if said.strip() else f"exit code {code}"
+        last = output.strip().splitlines()[-1].strip() if output.strip() else f"exit code {code}"
         if code == _SSH_FAILED:
-            return HostUnreachable(f"host {self.name} cannot be reached: {last}", hint=self._remedy(said))
+            return HostUnreachable(f"host {self.name} cannot be reached: {last}", hint=self._remedy(output))
         if code == _NOT_FOUND:
             hint = (
                 f"Name it whole: `lorad hosts add {self.name} {self.entry.ssh} --lorad "
@@ -232,8 +232,8 @@ class There:
         hint = f"It may be of an older version: `ssh {self.entry.ssh} {self.entry.lorad} --version`."
         return HostUnreachable(f"lorad on {self.name} does not say where its daemon is: {last}", hint=hint)
 
-    def _remedy(self, said: str) -> str:
-        return next(hint for words, hint in _REMEDIES if words in said).format(ssh=self.entry.ssh)
+    def _remedy(self, output: str) -> str:
+        return next(hint for words, hint in _REMEDIES if words in output).format(ssh=self.entry.ssh)
 
     def words(self, arguments: Sequence[str], *, cwd: str) -> str:
         """Return the words for the shell there that call lorad with `arguments` in a directory."""
@@ -261,12 +261,12 @@ class There:
 
     def start_daemon(self) -> None:
         """Start the daemon there. Raises HostUnreachable with what it says."""
-        code, said = self._ssh(
+        code, output = self._ssh(
             ["-T", "--", self.entry.ssh, self.words(["daemon", "start", "--json"], cwd="")], whole=True
         )
         if code != 0:
             hint = f"`{self.flag} logs --of daemon` shows its log."
-            raise HostUnreachable(f"the daemon of {self.name} did not start: {said.strip()}", hint=hint)
+            raise HostUnreachable(f"the daemon of {self.name} did not start: {output.strip()}", hint=hint)
 
     def _ssh(self, arguments: Sequence[str], *, whole: bool = False) -> tuple[int, str]:
         """Call ssh, and return its exit code and what it printed.

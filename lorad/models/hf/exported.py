@@ -11,8 +11,10 @@ from lorad.models.directory import BUILTIN
 
 
 def name_base(directory: Path) -> None:
-    """Name the base of an exported version as transformers opens it: by the directory of a base that ships
-    with lorad instead of `builtin:tiny`, by a hub id and its revision apart.
+    """Name the base of an exported version as transformers opens it.
+
+    A base that ships with lorad gets its directory in place of `builtin:tiny`, and of a hub id the revision
+    stands by itself.
     """
     try:
         settings = json.loads(read_file(directory / CONFIG, CONFIG_BYTES))

@@ -167,14 +167,14 @@ async def archive(ctx: Context, call: Call) -> web.StreamResponse:
                 file = await in_thread(ctx, call.caller.uid, _opened, source / file_name, owner)
                 with file:
                     header = tarfile.TarInfo(file_name)
-                    left = header.size = os.fstat(file.fileno()).st_size
+                    remaining = header.size = os.fstat(file.fileno()).st_size
                     await response.write(header.tobuf())
-                    while left:
-                        piece = await in_thread(ctx, call.caller.uid, file.read, min(left, _PIECE))
+                    while remaining:
+                        piece = await in_thread(ctx, call.caller.uid, file.read, min(remaining, _PIECE))
                         if not piece:
                             raise StorageError(f"{file.name} has become shorter")
                         await response.write(piece)
-                        left -= len(piece)
+                        remaining -= len(piece)
                     await response.write(bytes(-header.size % tarfile.BLOCKSIZE))
             await response.write(bytes(2 * tarfile.BLOCKSIZE))
         except (OSError, StorageError):  # of the reader, who may not read, or of a file: half is no archive
