@@ -1,57 +1,77 @@
-# make demo    a first LoRA RL run on this machine's CPU        make test    what somebody who changed something runs; ARGS=--changed
-# make demo-llm    a real chat model of 135 M parameters learns to add on this machine's CPU (the first time downloads it: 93 MB)
-# make test-system     kills, faults, whole worlds, tmux, a browser, the docs typed: before a merge
-# make test-fresh      README's two commands in empty roots of Debian with Python 3.11, 3.13 and 3.14 and no compiler (needs root)
-# make test-newest     make test with the newest versions of everything, torch too, without constraints: once a week
-# make check   linters, types, import contracts                make bench   lorad against TRL
-# make kill9   kill everything under running jobs, N times     make clean   removes .venv and caches
-# make kill9-nodes    kill -9 of what a run over two nodes consists of, at random; it ends as if nobody had
-# make upgrade             restart the daemon under running jobs as one with another schema, and go back
-# make powercut, enospc    the power goes at any byte; the disk fills up under a run (needs root); ARGS='--steps 60', '--rounds 2'
-# make bench-load          200 clients beside 8 running jobs, and a daemon that has nothing to do
-# make bench-nodes         what 100 and 400 nodes cost a pool, and a version given to 16 of them directly and by way of each other
-# make bench-history       commands in a home with 1,000 ended runs and a million steps against an empty one
-# make bench-data          time and memory of checks and of a first step on 10,000 to 1,000,000 chats
-# make test-engines     against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
-# make test-verifiers    environments of verifiers 0.3 and 0.4 from their packages (the first time installs both: 0.6 GB)
-# make test-backends    every trainer with every engine, and the real Megatron (the first time installs all three: 9 GB)
-# make tinker-crash      kill -9 of door, lane, pool and daemon under a client, 300 steps: nothing differs (ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS')
-# make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
-# make tinker-backends   the same client on FSDP, Megatron, SGLang and vLLM; the table of docs/tinker.md (the first time installs all: 9 GB)
-# make tinker-cookbook   recipes of tinker-cookbook, unmodified and offline, learn through the door (the first time installs it: 1.6 GB)
-# make bench-tinker      a step of the official tinker client's loop beside a step of `lorad run` of the same work, tiny and 100 M
-# make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
-# make cluster-demo     a Ray cluster on this machine, without root: a run over two nodes, one of which is killed; resumed, bit for bit
-# make cluster-faults   the table of what each fault on a cluster leaves, and for how long, measured again
-# make bench-rewards       128 samples with graders of 50 ms and 1 s: sync, async and batch against one after another
-# make bench-scaling, bench-curves, bench-arrivals             how cost grows; lorad against plain GRPO; continuous batching
-# make bench-prompts       memory and speed of samples that share a long prompt, against a copy for each
-# make bench-algorithms    each algorithm beside TRL's; bench-seeds: the first steps' reward over seeds; ARGS='--seeds 20'
-# make bench-episodes      episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
-# make bench-presets       learning curves of all algorithms, with a picture
-# make bench-rates         learning rates times ranks of GRPO, with a picture
-# make bench-llm           GRPO of a real chat model beside TRL: seconds, CPU seconds, memory, held-out score; ARGS='--steps 20'
-# make prove-llm           every trainer with every engine and every kind of algorithm on it; transformers and PEFT are the judge (two hours)
-# make bench-moe           mixtures of experts: trainers and engines against merged models, and what adapters on experts cost beside PEFT's
-# make bases               which path trains which family of bases: runs that are attested and equal transformers with PEFT, or refusals
-# make bench-memory        the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron, with whole logits and in chunks
-# make bench-pool-memory   what the preflight says that a pool takes, beside what real pools take
-# make bench-swaps, bench-publish                              with the real servers: swaps under traffic; adapters against merging
-# make authz   every request of the daemon's API by its owner, others, admins and root, as processes of those users
-# make bench-placing       passes of the queue over a cluster of 1,000 devices with 50 queued runs
-# make bench-many          runs in one pool, one after another, and each in a pool of its own
-# make bench-gateway       500 swaps of an alias under 32 streaming clients
-# make gpu-day             ten minutes on one GPU: parity, a run that is killed, speeds, memory; without a network .ci/gpu-day
-# make test-gpu-day        gpu-day at its smallest size on this CPU, in the environment that it had on a GPU, without a network (the first time installs it: 5 GB)
-# make bench-attestation   clean publishes, injected faults, and what attesting costs
-# make bench-tui           the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU, memory, bytes; ARGS='--minutes 60'
-# make slowloris           connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14' is short
-# make siege               the largest and strangest bodies on every route, as a user of a shared daemon, while another lists (needs root)
-# make fuzz                hostile requests on every route, and random lives of runs against a model; ARGS='--seconds 15 --seed 1'
-# make headline            8 runs in one pool, kill -9 of it mid-step, all resume: no batch lost or repeated, every token attributed
-# make snapshots           pictures of every screen of the TUI and tables of commands that tests compare with, taken again: look at them
-# make pictures            those in README and docs, by the TUI on real runs of this home, which are made where it lacks them
-# make docs                the parts of docs/ that are made from the code: keys of spec and config.yaml, commands
+# make demo       a first LoRA RL run on this machine's CPU
+# make demo-llm   a real chat model of 135 M parameters learns to add on it (the first time downloads 93 MB)
+# make test       what somebody who changed something runs; ARGS=--changed for what the change reaches
+# make check      linters, types, import contracts
+# make help-all   every other target, in groups
+#:
+#: Before a merge
+#: make test-system       kills, faults, whole worlds, tmux, a browser, the docs typed
+#: make test-engines      against the real SGLang and vLLM on the CPU (the first time installs them: 7 GB outside the tree)
+#: make test-backends     every trainer with every engine, and the real Megatron (the first time installs all: 9 GB)
+#: make test-cluster      pools over a real Ray cluster, on hosts that are namespaces of this machine (root; installs Ray: 0.4 GB)
+#: make test-verifiers    environments of verifiers 0.3 and 0.4 from their packages (the first time installs both: 0.6 GB)
+#: make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (installs it: 1.5 GB)
+#: make tinker-backends   the same client on FSDP, Megatron, SGLang and vLLM; the table of docs/tinker.md
+#: make tinker-cookbook   recipes of tinker-cookbook, unmodified and offline, learn through the door (installs it: 1.6 GB)
+#: make test-fresh        README's two commands in empty roots of Debian, with Python 3.11, 3.13, 3.14 and no compiler (root)
+#: make test-newest       make test with the newest versions of everything, without constraints: once a week
+#:
+#: After a change
+#: make format            what ruff can mend by itself
+#: make docs              the parts of docs/ that are made from the code: keys of spec and config.yaml, commands
+#: make snapshots         pictures of screens and tables that tests compare with, taken again: look at them
+#: make pictures          those in README and docs, by the TUI on real runs of this home, which are made where it lacks them
+#: make clean             removes .venv and caches
+#:
+#: Faults
+#: make kill9             kill -9 of everything under running jobs, N times
+#: make kill9-nodes       the same at random of what a run over two nodes consists of; it ends as if nobody had
+#: make headline          8 runs in one pool, kill -9 of it mid-step: no batch lost or repeated, every token attributed
+#: make upgrade           restart the daemon under running jobs as one with another schema, and go back
+#: make powercut          the power goes at any byte; ARGS='--steps 60'
+#: make enospc            the disk fills up under a run (root); ARGS='--rounds 2'
+#: make slowloris         connections that ask slowly, never, or never read, beside one that lists; ARGS='--seconds 14'
+#: make siege             the largest and strangest bodies on every route, as a user of a shared daemon (root)
+#: make fuzz              hostile requests on every route, and random lives of runs; ARGS='--seconds 15 --seed 1'
+#: make authz             every request by its owner, others, admins and root, as processes of those users
+#: make tinker-crash      kill -9 of door, lane, pool and daemon under a client; ARGS='STEPS KILLS SHARE_OF_LOST_ANSWERS'
+#: make cluster-demo      a Ray cluster here, without root: a run over two nodes, one of them killed; resumed, bit for bit
+#: make cluster-faults    the table of what each fault on a cluster leaves, and for how long, measured again
+#:
+#: A GPU, and real models
+#: make gpu-day           ten minutes on one GPU: parity, a run that is killed, speeds, memory; offline .ci/gpu-day
+#: make test-gpu-day      the same at its smallest size on this CPU, in the environment that it had on a GPU (installs 5 GB)
+#: make prove-llm         every trainer, engine and kind of algorithm on a chat model, by transformers and PEFT (two hours)
+#: make bases             which path trains which family: runs that equal transformers with PEFT, or refusals
+#:
+#: Measurements
+#: make bench             lorad against TRL and transformers
+#: make bench-llm         GRPO of a real chat model beside TRL: seconds, memory, held-out score; ARGS='--steps 20'
+#: make bench-algorithms  each algorithm beside TRL's
+#: make bench-seeds       the first steps' reward over seeds; ARGS='--seeds 20'
+#: make bench-episodes    episodes with a tool, beside TRL's environment_factory; ARGS='--steps 30'
+#: make bench-presets     learning curves of all algorithms, with a picture
+#: make bench-rates       learning rates times ranks of GRPO, with a picture
+#: make bench-curves      lorad's learning curves against plain GRPO
+#: make bench-scaling     how cost grows
+#: make bench-arrivals    continuous batching
+#: make bench-prompts     memory and speed of samples that share a long prompt, against a copy for each
+#: make bench-moe         mixtures of experts: trainers and engines against merged models, and what adapters on experts cost
+#: make bench-memory      the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron
+#: make bench-pool-memory what the preflight says that a pool takes, beside what real pools take
+#: make bench-swaps       swaps under traffic with the real servers
+#: make bench-publish     publishing adapters against merging, with the real servers
+#: make bench-attestation clean publishes, injected faults, and what attesting costs
+#: make bench-gateway     500 swaps of an alias under 32 streaming clients
+#: make bench-many        runs in one pool, one after another, and each in a pool of its own
+#: make bench-placing     passes of the queue over a cluster of 1,000 devices with 50 queued runs
+#: make bench-nodes       what 100 and 400 nodes cost a pool, and a version given to 16 of them
+#: make bench-rewards     128 samples with graders of 50 ms and 1 s: sync, async and batch
+#: make bench-data        time and memory of checks and of a first step on 10,000 to 1,000,000 chats
+#: make bench-load        200 clients beside 8 running jobs, and a daemon that has nothing to do
+#: make bench-history     commands in a home with 1,000 ended runs and a million steps against an empty one
+#: make bench-tui         the dashboard in a pseudo-terminal with 200 runs: first paint, keys, CPU; ARGS='--minutes 60'
+#: make bench-tinker      a step of the tinker client's loop beside a step of `lorad run` of the same work
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory
@@ -68,12 +88,15 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help help-all setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
 help:
 	@sed -n 's/^# //p' Makefile
+
+help-all:
+	@sed -n -e 's/^#:\? //p' -e 's/^#:$$//p' Makefile
 
 setup: $(VENV)/.ready
 

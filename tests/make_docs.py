@@ -4,11 +4,14 @@ Such a part stands between `<!-- made from the code: NAME -->` and `<!-- end -->
 written by hand.
 """
 
+import ast
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
+from textwrap import wrap
 from typing import Any, get_args
 
 import msgspec
@@ -24,13 +27,16 @@ from lorad.cli.app import app
 from lorad.limits.limit import BackendLimit
 from lorad.limits.of_engines import OF_ENGINES
 from lorad.limits.of_trainers import OF_TRAINERS
+from lorad.records.metrics import METRICS, NAMED
 from lorad.records.routes import ROUTES
 from lorad.spec.algorithm import PRESETS, Algorithm
 from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
 from lorad.tui.spec_lines import value_text
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+WIDTH = 118  # columns of prose
 PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -85,7 +91,7 @@ def _command(path: str, group: Any, name: str, context: Any) -> Iterator[str]:
     with typer.Context(command, info_name=path) as inner:
         yield from (f"{'#' * (1 + len(path.split()))} `{path}`", "", "```", _usage(command, inner), "```", "")
         if said := " ".join((command.help or "").replace("\\[", "[").split()):
-            yield from (said, "")
+            yield from (*wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False), "")
         rows = [row for parameter in command.get_params(inner) if (row := _parameter(parameter, inner))]
         if rows:
             yield from ("| | |", "|---|---|", *rows, "")
@@ -198,6 +204,46 @@ def requests() -> str:
     return "\n".join(lines)
 
 
+# -- metrics -------------------------------------------------------------------------------------------------
+def metrics() -> str:
+    """A table of metrics for steps of all kinds, and one for each kind of algorithm that has more."""
+    lines: list[str] = []
+    for heading, kind in (
+        ("Every step", None),
+        ("Reinforcement learning", "rl"),
+        ("Supervised fine-tuning", "sft"),
+        ("Preferences", "preference"),
+        ("The tinker client", "tinker"),
+    ):
+        lines += (f"## {heading}", "", "| metric | what it is | |", "|---|---|---|")
+        lines += [
+            f"| `{name}{'NAME' * name.endswith('/')}` | {_cell(metric.title)} | {_cell(metric.about)} |"
+            for name, metric in {**METRICS, **NAMED}.items()
+            if (kind in metric.kinds if kind else not metric.kinds)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+# -- rooms ---------------------------------------------------------------------------------------------------
+def rooms() -> str:
+    """A row for each layer of the import contract, from the top down, with what its packages say they are."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    lines = ["| | room | what it is |", "|---|---|---|"]
+    for height, layer in zip(range(len(layers), 0, -1), layers, strict=True):
+        lines += [f"| {height} | `{room}` | {_cell(_about(room))} |" for room in layer.split(" | ")]
+    return "\n".join(lines)
+
+
+def _about(room: str) -> str:
+    """The first paragraph of the docstring of a package or module of lorad."""
+    folder = REPOSITORY / "lorad" / room
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    paragraph = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
 MADE: dict[str, Callable[[], str]] = {
     "spec": keys_of_spec,
     "config": keys_of_config,
@@ -207,6 +253,8 @@ MADE: dict[str, Callable[[], str]] = {
     "limits_of_engines": limits_of_engines,
     "python": python,
     "requests": requests,
+    "metrics": metrics,
+    "rooms": rooms,
 }
 
 

@@ -88,10 +88,12 @@ def test_every_made_part_is_in_a_page() -> None:
     ]
     assert sorted(parts) == [
         ("docs/algorithms.md", "presets"),
+        ("docs/architecture/index.md", "rooms"),
         ("docs/architecture/requests.md", "requests"),
         ("docs/cli.md", "commands"),
         ("docs/configuration.md", "config"),
         ("docs/engines.md", "limits_of_engines"),
+        ("docs/metrics.md", "metrics"),
         ("docs/python.md", "python"),
         ("docs/spec.md", "spec"),
         ("docs/trainers.md", "limits_of_trainers"),

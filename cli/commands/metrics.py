@@ -11,6 +11,7 @@ from lorad.cli import output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.client import Client
 from lorad.errors import SpecError
+from lorad.records.metrics import metric_of
 
 _ABOUT = ("step", "attempt", "at", "version")
 _PAGE = 10000  # steps of one answer
@@ -120,7 +121,8 @@ def _print_summary(rows: list[_Row]) -> None:
         ends = (
             [f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values))] if values else []
         )
-        cells.append([name, str(len(values)), *(ends or [""] * 4)])
+        metric = metric_of(name)
+        cells.append([name, str(len(values)), *(ends or [""] * 4), "" if metric is None else metric.title])
     columns = (
         "metric",
         table.Column("steps", 2),
@@ -128,5 +130,6 @@ def _print_summary(rows: list[_Row]) -> None:
         "last",
         table.Column("min", 1),
         table.Column("max", 1),
+        table.Column("what it is", 3),
     )
     output.print_table(columns, cells, empty="Nothing was measured yet.")

@@ -1,1 +1,1 @@
-"""The client: `client.py` has a method for each request, `shapes.py` the answers, `transport.py` the HTTP."""
+"""The client of the daemon: a method for each request, and the HTTP by which they are asked."""

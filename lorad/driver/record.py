@@ -96,37 +96,7 @@ def finish(session: Session, fact: StepFact, skipped: int, updates: int) -> None
 def _metrics(
     session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
-    """Return means over samples or tokens; seconds are wall time. What was not measured is absent.
-
-    reward, reward_std: over the samples that have a reward.
-    response_length, truncated: over all samples.
-    entropy, ratio, clip_fraction, loss, kl: over the tokens that were trained on; kl with a coefficient only.
-    logprob_difference: |trainer - engine| in nats; absent where samples are of older weights.
-    staleness_difference: the same with what older weights add, where samples are of such.
-    rejected: share of tokens that algorithm.correction leaves out.
-    importance_capped: share of tokens whose importance weight the cap bounds.
-    importance_max: the greatest importance weight.
-    updates: optimizer steps. skipped_updates: updates that loss or gradient forbade.
-    trained_tokens: tokens with a loss, counted once for each pass.
-    idle_steps: steps that changed no weight. NAME_total: sum over the run so far.
-    prompts_sampled, prompts_used: prompts sampled for the step with dynamic sampling, and how many of them
-        have rewards that differ.
-    prompts_easy, prompts_hard: prompts that data.difficulty knows to be so.
-    seconds_sample: how long the loop waited for its samples.
-    seconds_sampling: how long they took, perhaps meanwhile.
-    seconds_score: how long the loop waited for scores.
-    seconds_scoring: time from the first sample to the last score, with user code alone.
-    seconds_attest: a part of seconds_publish. seconds_waited: time that calls waited for a turn in the pool.
-    reward/NAME: mean of a component. reward_of/NAME: mean reward of a source of rows.
-    cost/NAME: what rewards counted, as the calls and tokens of a judge.
-    staleness: see `Plan`.
-    routes_differ: share of the tokens with replayed routes, prompts included, that the trainer's own router
-        would have sent to other experts in any layer.
-    routes_unknown: share of the computed tokens whose route is not known.
-
-    `critic.py` explains what a critic has; it has no flat groups, since each sample teaches by itself.
-    `sampling/spread.py` explains how rewards, lengths and texts are spread, and how far the version moved.
-    """
+    """Return what was measured of a step: lorad/records/metrics.py says what each figure is."""
     samples = rollout.samples
     seconds = session.seconds
     state = session.state

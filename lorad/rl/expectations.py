@@ -5,47 +5,11 @@ from difflib import get_close_matches
 
 from lorad.errors import SpecError
 from lorad.protocol.evals import ks
+from lorad.records.metrics import NAMED, measured_by
 from lorad.rl.tasks import TASKS
-from lorad.spec.algorithm import Kind
 from lorad.spec.data import MADE, single
 from lorad.spec.kept import Expectation
 from lorad.spec.model import Spec
-
-_OF_STEPS = (
-    *("lr", "loss", "entropy", "grad_norm", "updates", "skipped_updates", "skipped_updates_total"),
-    *("idle_steps_total", "tokens", "trained_tokens", "tokens_per_second", "trainer_tokens_per_second"),
-    *("seconds", "seconds_waited", "seconds_train", "seconds_publish", "seconds_attest"),
-    *("seconds_checkpoint", "trainer_memory", "trainer_memory_peak", "mfu", "host_cpu", "host_memory"),
-    *("device_utilization", "device_memory", "device_power", "policy_change", "policy_step"),
-    "adapter_norm",
-)
-_OF_KIND: dict[Kind, tuple[str, ...]] = {
-    "rl": (
-        *("reward", "reward_std", "response_length", "truncated", "zero_variance_groups", "ratio", "kl"),
-        *("clip_fraction", "kl_coef", "rejected", "importance_capped", "importance_max", "staleness"),
-        *("logprob_difference", "logprob_difference_max", "staleness_difference", "failed_rewards"),
-        *("failed_rewards_total", "routes_differ", "routes_unknown", "prompts_sampled", "prompts_used"),
-        *("prompts_easy", "prompts_hard"),
-        *("explained_variance", "value", "value_loss", "value_clip_fraction", "critic_grad_norm", "rows"),
-        *("turns", "observation_tokens", "tool_calls", "tool_errors", "seconds_env", "seconds_sample"),
-        *("seconds_sampling", "seconds_score", "seconds_scoring", "seconds_weigh", "reward_min"),
-        *("reward_max", "reward_best", "response_length_min", "response_length_max", "distinct", "empty"),
-        *("repetition", "special_inside"),
-    ),
-    "sft": (
-        *("perplexity", "token_accuracy", "held_out_loss", "held_out_perplexity", "held_out_nll"),
-        "held_out_token_accuracy",
-    ),
-    "preference": (
-        *("pair_accuracy", "reward_margin", "chosen_reward", "rejected_reward", "chosen_shift"),
-        *("rejected_shift", "chosen_logprob", "rejected_logprob", "held_out_loss", "held_out_nll"),
-        "held_out_pair_accuracy",
-        *("held_out_reward_margin", "held_out_chosen_reward", "held_out_rejected_reward"),
-        *("held_out_chosen_shift", "held_out_rejected_shift"),
-    ),
-    "tinker": (),
-}
-_NAMED = ("reward/", "reward_of/", "env/", "cost/")  # begin metrics of rl that data and code of users name
 
 
 def eval_metrics(spec: Spec) -> list[str]:
@@ -125,8 +89,8 @@ def _wrong_metric(
     """Yield the error for a metric that no step of the run has, or that steps alone have."""
     metric = expectation.metric
     kind = spec.algorithm.kind
-    names = [*_OF_STEPS, *_OF_KIND[kind]]
-    if metric not in names and not (kind == "rl" and metric.startswith(_NAMED)):
+    names = measured_by(kind)
+    if metric not in names and not (kind == "rl" and metric.startswith(tuple(NAMED))):
         near = get_close_matches(metric, [*evaluated, *names], 2)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Evaluations have {', '.join(evaluated)}."
         yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)

@@ -20,6 +20,7 @@ from lorad.client.client import Client
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.protocol.journal import read
 from lorad.protocol.listener import answers
+from lorad.records.metrics import metric_of
 from lorad.records.runs import RunDetails
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.warm.processes import CLIENT as WARM
@@ -136,12 +137,16 @@ class World:
         return found
 
     def completed(self, run: str, seconds: float = PATIENCE) -> RunDetails:
-        """Wait for the run's end; one that did not complete fails with its detail and its logs."""
+        """Wait for the run's end; one that did not complete fails with its detail and its logs, and one that
+        measured what lorad/records/metrics.py does not explain with the names.
+        """
         shown = self.over(run, seconds)
         if shown.reason != "completed":
             logs = [path for path in self.home.root.rglob("*.log") if path.stat().st_size]
             ends = [f"== {path}\n{path.read_text(errors='replace')[-4000:]}" for path in logs]
             raise AssertionError("\n".join([f"{run} {shown.reason}: {shown.detail}", *ends]))
+        measured = {name for step in self.client.steps(run) for name in step.metrics}
+        assert not (unexplained := {name for name in measured if metric_of(name) is None}), unexplained
         return shown
 
     def pid(self, run: str, role: str) -> int:

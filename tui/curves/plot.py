@@ -6,50 +6,25 @@ from string import ascii_uppercase
 
 from rich.text import Text
 
+from lorad.records.metrics import EVALS, METRICS, metric_of
 from lorad.text import one_line
 from lorad.tui.curves.axes import bare, short, x_text
 from lorad.tui.curves.drawing import BEST, MARKER, Curve, Plot, dashes
 from lorad.tui.curves.series import Track, Window, between
 
-METRICS = {  # what is shown at first, in this order: a short and a full name
-    "reward": ("reward", "reward"),
-    "loss": ("loss", "loss"),
-    "kl": ("KL", "KL to the reference, nats per token"),
-    "entropy": ("entropy", "entropy, nats per token"),
-    "response_length": ("length", "response length, tokens"),
-    "grad_norm": ("grad", "gradient norm"),
-    "eval": ("eval", "held-out eval"),
-    "logprob_difference": ("mismatch", "logprob mismatch, engine to trainer"),
-    "tokens_per_second": ("tok/s", "tokens per second, engine"),
-    "lr": ("lr", "learning rate"),
-    "clip_fraction": ("clipped", "share of ratios that were clipped"),
+SHORT = {  # the short names of what is shown at first, in this order
+    "reward": "reward",
+    "loss": "loss",
+    "kl": "KL",
+    "entropy": "entropy",
+    "response_length": "length",
+    "grad_norm": "grad",
+    "eval": "eval",
+    "logprob_difference": "mismatch",
+    "tokens_per_second": "tok/s",
+    "lr": "lr",
+    "clip_fraction": "clipped",
 }
-_SYSTEM = {  # of the machine rather than of what is learnt
-    "tokens_per_second": "tokens per second, engine",
-    "trainer_tokens_per_second": "tokens per second, trainer",
-    "trainer_memory": "memory of the trainer after the step, bytes",
-    "trainer_memory_peak": "memory of the trainer at most, bytes",
-    "host_cpu": "share of all cores that was busy, other programs included",
-    "host_memory": "memory in use on the machine, bytes",
-    "device_utilization": "share of the time in which the GPUs computed",
-    "device_memory": "memory in use on the GPUs, bytes",
-    "device_power": "watts of the GPUs",
-    "mfu": "share of the devices' peak FLOP/s",
-    "seconds": "seconds of the step",
-    "tokens": "tokens that were sampled",
-    "trained_tokens": "tokens that were trained on",
-}
-_HIGHER = (
-    "reward",
-    "eval",
-    "accuracy",
-    "token_accuracy",
-    "pair_accuracy",
-    "reward_margin",
-    "explained_variance",
-)
-_HIGHER_SYSTEM = ("tokens_per_second", "trainer_tokens_per_second", "mfu")
-_LOWER = ("nll", "perplexity", "loss", "value_loss")
 DARK = ("#5fd7ff", "#ffaf5f", "#87d787", "#ff87af", "#bda5ff", "#ffd75f")
 LIGHT = ("#0068a8", "#b84a00", "#1b7a2f", "#b0176a", "#5b35b5", "#7a6a00")
 LETTERS = ascii_uppercase
@@ -72,15 +47,18 @@ class CurveLook:
 
 
 def names(metric: str) -> tuple[str, str]:
+    """Return the short and the full name of a metric; names that users gave are in both."""
     plain = one_line(metric).replace("_", " ")
-    return METRICS.get(metric, (plain, _SYSTEM.get(metric, plain)))
+    explained = METRICS.get(metric) or EVALS.get(metric)
+    return SHORT.get(metric, plain), plain if explained is None else explained.title
 
 
 def kind(metric: str) -> str:
     """Say in a word what a metric is about, by which it can be searched for; "" for what is learnt."""
     if metric.startswith("seconds_"):
         return "system · phase of a step"
-    return "system" if metric in _SYSTEM else ""
+    explained = METRICS.get(metric)
+    return "system" if explained is not None and explained.of_machine else ""
 
 
 def extent(tracks: Iterable[Track], axis: str = "step") -> tuple[int, int] | None:
@@ -151,12 +129,12 @@ def plot(metric: str, tracks: Sequence[Track], look: CurveLook, first: int, last
 def _best(metric: str, track: Track, curve: Curve, first: int, last: int) -> tuple[int, float, int] | None:
     """Return the best point of a curve in the window, if one of the metric's values can be called better."""
     begin, end = between(curve.xs, first, last)
-    plain = metric.removeprefix("held_out_")
-    if begin >= end or end - begin < 2:
+    explained = metric_of(metric)
+    if explained is None or begin >= end or end - begin < 2:
         return None
-    if plain.partition("/")[0] in _HIGHER or plain in _HIGHER_SYSTEM:
+    if explained.better == "higher":
         at = max(range(begin, end), key=lambda i: curve.ys[i])
-    elif plain in _LOWER and not (plain == "loss" and "reward" in track.series):  # of RL it says nothing
+    elif explained.better and not (metric == "loss" and "reward" in track.series):  # of RL it says nothing
         at = min(range(begin, end), key=lambda i: curve.ys[i])
     else:
         return None

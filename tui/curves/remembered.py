@@ -4,7 +4,7 @@ import contextlib
 
 import msgspec
 
-from lorad.tui.curves.plot import METRICS, SMOOTH, CurveLook
+from lorad.tui.curves.plot import SHORT, SMOOTH, CurveLook
 from lorad.tui.curves.series import AXES
 from lorad.tui.state_files import read_state, state_file, write_state
 
@@ -39,7 +39,7 @@ def choices() -> CurveChoices:
     chosen = CurveChoices()
     with contextlib.suppress(OSError, ValueError):
         chosen = read_state(state_file(_FILE), CurveChoices)
-    return chosen if chosen.metrics else msgspec.structs.replace(chosen, metrics=[*METRICS])
+    return chosen if chosen.metrics else msgspec.structs.replace(chosen, metrics=[*SHORT])
 
 
 def keep(chosen: CurveChoices) -> None:

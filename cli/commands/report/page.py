@@ -15,7 +15,7 @@ from lorad.cli.commands.report.parts import PageText, section, table, tag
 from lorad.cli.compared import compared, differences
 from lorad.client.words import evals_in_words, figure_in_words, phase, steps_in_words
 from lorad.tui.curves.drawing import Curve, Plot
-from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, METRICS, CurveLook, extent, names, plot
+from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, SHORT, CurveLook, extent, names, plot
 from lorad.tui.curves.svg_picture import picture
 
 _TEXTS = 400_000  # characters of what others wrote, of all runs together
@@ -100,7 +100,7 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
     look = CurveLook(0.6 if max(len(track.steps) for track in tracks) >= _SMOOTHED else 0.0, spikes=True)
     sets = dict.fromkeys(name for track in tracks for name in track.sets if name != "eval")
     shown = list[str]()
-    for metric in dict.fromkeys(["reward", "eval", *METRICS, *[*sets][:_SETS]]):
+    for metric in dict.fromkeys(["reward", "eval", *SHORT, *[*sets][:_SETS]]):
         if any(track.of(metric).xs for track in tracks):
             drawn = _with_intervals(plot(metric, tracks, look, first, last)[0], metric, facts)
             drawing = picture({metric: drawn}, runs, legend=not shown)

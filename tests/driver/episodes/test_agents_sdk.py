@@ -16,7 +16,7 @@ EXAMPLE = REPOSITORY / "examples" / "agents_sdk.yaml"
 
 
 @pytest.mark.skipif(
-    not PYTHON, reason=f"{VARIABLE} names no interpreter; CONTRIBUTING.md says how to make one"
+    not PYTHON, reason=f"{VARIABLE} names no interpreter; docs/testing.md says how to make one"
 )
 def test_agents_of_the_sdk_are_trained() -> None:
     with calling_world() as made:
