@@ -21,6 +21,11 @@ _MOST = 16  # receivers of a run
 async def deliver(delivery: Delivery) -> None:
     """Try once to deliver. Raises Undelivered."""
     to = delivery.to
+    if to.form == "apprise":
+        from lorad.notify.services import send
+
+        await send(to, delivery.message)
+        return
     if to.command is None:
         from lorad.notify.webhook import post
 
@@ -53,7 +58,11 @@ def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
                 whole(path)
             if to.token_file is not None:
                 read_key(to.token_file)
-            if to.url_file is not None and not is_address(read_key(to.url_file)):
+            if to.form == "apprise":
+                from lorad.notify.services import service_of
+
+                service_of(to)
+            elif to.url_file is not None and not is_address(read_key(to.url_file)):
                 raise SpecError(
                     f"{to.url_file} holds no http:// or https:// address", hint="It holds the address alone."
                 )

@@ -22,8 +22,8 @@ class Notify(Part, frozen=True):
         url_file: file that holds the address, readable by its owner only, for one that is a secret.
         token_file: file that holds a token, readable by its owner only, that is sent as
             `Authorization: Bearer`.
-        form: what is posted: `json` is all that is known, the others are a text as Slack, Discord and ntfy
-            take it.
+        form: what is posted: `json` is all that is known, `slack`, `discord` and `ntfy` a text as these take
+            it; with `apprise` the file holds the address of a service of that package (`lorad[apprise]`).
         events: `start`, `end` (however it ended), `failure` (only where it failed), `alarm` (what is broken),
             `look` (alarms that may be well).
         timeout: seconds for one try; a command is then killed with all that it started.
@@ -36,7 +36,7 @@ class Notify(Part, frozen=True):
     url: str | None = None
     url_file: str | None = None
     token_file: str | None = None
-    form: Literal["json", "slack", "discord", "ntfy"] = "json"
+    form: Literal["json", "slack", "discord", "ntfy", "apprise"] = "json"
     events: Annotated[list[Occasion], Meta(min_length=1)] = field(
         default_factory=lambda: ["end", "failure", "alarm"]
     )
@@ -48,6 +48,8 @@ class Notify(Part, frozen=True):
             raise ValueError("notify: a receiver has either command, url or url_file")
         if self.command is not None and (self.token_file is not None or self.form != "json"):
             raise ValueError("notify: token_file and form belong to url or url_file, not to command")
+        if self.form == "apprise" and (self.url_file is None or self.token_file is not None):
+            raise ValueError("notify: form: apprise has url_file, whose address holds the token too")
         if self.command is not None and any("\0" in word for word in self.command):
             raise ValueError("notify: command has a NUL character")
         if self.url is not None:
