@@ -47,7 +47,7 @@ async def send(to: Notify, message: Message) -> None:
     try:
         async with asyncio.timeout(to.timeout):
             taken = await service.async_notify(
-                title=f"lorad: {message.run} {message.event}"[: service.title_maxlen],
+                title=message.title[: service.title_maxlen],
                 body=message.text[: service.body_maxlen],
                 notify_type=_KINDS.get(message.event, "info"),
             )

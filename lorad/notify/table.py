@@ -52,6 +52,11 @@ class Message(Struct, frozen=True, kw_only=True):
     eval: float | None = None
     alarm: AlarmSaid | None = None
 
+    @property
+    def title(self) -> str:
+        """Name the run and what happened to it."""
+        return " ".join(filter(None, ("lorad:", self.run, self.event)))
+
 
 class Delivery(Struct, frozen=True):
     """A message for one receiver.

@@ -60,7 +60,7 @@ def _shaped(form: str, message: Message) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of one form."""
     if form == "ntfy":
         headers = {
-            "Title": f"lorad: {message.run} {message.event}",
+            "Title": message.title,
             "Content-Type": "text/plain; charset=utf-8",
         }
         if message.event in _URGENT:
