@@ -194,7 +194,7 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check --quiet
 
 types: $(VENV)/.ready-dev
-	$(BIN)/mypy lorad tests
+	$(BIN)/mypy lorad tests benchmarks faults
 
 contracts: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
@@ -204,7 +204,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format
 
 bench: $(VENV)/.ready-bench
-	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+	@$(BIN)/python -m benchmarks.bench $(ARGS)
 
 ## One thread, and malloc that keeps its pages, as `make bench` has it: decided before Python starts.
 QUIET := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
@@ -220,7 +220,7 @@ bench-episodes: MODULE := training.episodes
 bench-presets: MODULE := training.presets
 bench-rates: MODULE := training.rates
 bench-rewards bench-scaling bench-curves bench-arrivals bench-algorithms bench-seeds bench-episodes bench-presets bench-rates: $(VENV)/.ready-bench
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+	@$(QUIET) $(BIN)/python -m benchmarks.$(MODULE) $(ARGS)
 
 ## Both sides decide about threads and malloc themselves, as they do for users.
 bench-llm: $(VENV)/.ready-bench
@@ -237,72 +237,72 @@ bench-placing: MODULE := load.placing
 bench-load: MODULE := load.load
 bench-gateway: MODULE := serving.gateway_swaps
 bench-many bench-placing bench-load bench-gateway: $(VENV)/.ready-dev
-	@$(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+	@$(BIN)/python -m benchmarks.$(MODULE) $(ARGS)
 
 ## A machine without a network takes .ci/gpu-day, which is this without make.
 gpu-day: $(VENV)/.ready-dev
-	@$(BIN)/python -m tests.benchmarks.gpu_day.day $(ARGS)
+	@$(BIN)/python -m benchmarks.gpu_day.day $(ARGS)
 
 ## Python 3.12 from an environment's environment, torch for CUDA, the packages of then, the wheels of docs/gpu-day.md.
 test-gpu-day: $(VENV)/.ready-dev
 	@image=$$(.ci/setup-gpu-image); env OMP_NUM_THREADS=1 "$$image" .ci/in-memory $(BIN)/python -m pytest tests/benchmarks/gpu_day/test_bare_machine.py $(ARGS)
 
 bench-prompts: $(VENV)/.ready-dev
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.rollout.prompts $(ARGS)
+	@$(QUIET) $(BIN)/python -m benchmarks.rollout.prompts $(ARGS)
 
 ## Servers and Megatron are among the paths where their interpreters are named, as .ci/setup-engines says. ARGS='--only qwen3_5 glm4'.
 bases: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.benchmarks.bases.table $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bases.table $(ARGS)
 
 bench-moe: $(VENV)/.ready-dev
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.training.moe $(ARGS)
+	@$(QUIET) $(BIN)/python -m benchmarks.training.moe $(ARGS)
 
 bench-attestation: $(VENV)/.ready-dev
-	@$(QUIET) $(BIN)/python -m tests.benchmarks.serving.attestation $(ARGS)
+	@$(QUIET) $(BIN)/python -m benchmarks.serving.attestation $(ARGS)
 
 bench-publish: MODULE := serving.publish_row
 bench-swaps: MODULE := serving.swaps
 bench-swaps bench-publish: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
-	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.$(MODULE) $(ARGS)
+	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m benchmarks.$(MODULE) $(ARGS)
 
 ## malloc as it is: what is freed goes back, so that peaks are what was needed.
 bench-memory: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines megatron); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.training.memory $(ARGS)
+	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m benchmarks.training.memory $(ARGS)
 
 ## Runs decide about threads and malloc themselves, as they do for users.
 bench-pool-memory: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
-	env "$${pythons[@]}" $(BIN)/python -m tests.benchmarks.training.pool_memory $(ARGS)
+	env "$${pythons[@]}" $(BIN)/python -m benchmarks.training.pool_memory $(ARGS)
 
 kill9: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9 --kills $(N) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.kill9 --kills $(N) $(ARGS)
 
 upgrade: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.upgrade $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.upgrade $(ARGS)
 
 powercut enospc: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.$@ $(ARGS)
 
 bench-tinker: $(VENV)/.ready-dev
 	@clients=$$(.ci/setup-tinker); mapfile -t clients <<<"$$clients"; \
-	env $(QUIET) "$${clients[@]}" $(BIN)/python -m tests.benchmarks.load.door $(ARGS)
+	env $(QUIET) "$${clients[@]}" $(BIN)/python -m benchmarks.load.door $(ARGS)
 
 bench-history bench-data bench-tui bench-nodes: $(VENV)/.ready-dev
-	@$(BIN)/python -m tests.benchmarks.load.$(@:bench-%=%) $(ARGS)
+	@$(BIN)/python -m benchmarks.load.$(@:bench-%=%) $(ARGS)
 
 authz: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.authz $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.authz $(ARGS)
 
 headline: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_many $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.kill9_many $(ARGS)
 
 kill9-nodes: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.kill9_nodes $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.kill9_nodes $(ARGS)
 
 slowloris siege fuzz: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.$@ $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults.$@ $(ARGS)
 
 snapshots: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/tui/test_snapshots.py tests/cli/test_tables.py tests/daemon/api/test_answers.py tests/daemon/api/test_schemas.py --snapshot-update $(ARGS)

@@ -180,7 +180,8 @@ def unshared_names(path: Path) -> Iterator[_Place]:
 @cache
 def _words(own: tuple[Path, ...]) -> dict[Path, frozenset[str]]:
     """Map each file of code and tests to all of its words, also those of its texts."""
-    paths = [*own, *(ROOT / "tests").rglob("*.py"), ROOT / "pyproject.toml"]
+    others = (path for folder in ("tests", "benchmarks", "faults") for path in (ROOT / folder).rglob("*.py"))
+    paths = [*own, *others, ROOT / "pyproject.toml"]
     return {path: frozenset(re.findall(r"\w+", path.read_text())) for path in paths}
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.house_figures import PRIVATE, ROOT, body_lines, nodes_of, own_code
 from tests.kit.leftovers import kill_leftovers
 
-ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "examples", "docs"}
+ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "benchmarks", "faults", "examples", "docs"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
 MOST_FILES = 20  # of Python, in a folder
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.benchmarks.rows import MEASURES
+from benchmarks.rows import MEASURES
 from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -31,7 +31,9 @@ ELSEWHERE = {
     "ray",
     "transformer_engine",
 }  # imported in environments of their own
-OTHERS = {"lorad", "tests", *sys.stdlib_module_names, *ELSEWHERE}
+OURS = {"lorad", "tests", "benchmarks", "faults"}
+NAMED = re.compile(r"(tests|benchmarks|faults)(\.\w+)+")
+OTHERS = {*OURS, *sys.stdlib_module_names, *ELSEWHERE}
 TARGETS = re.findall(r"^([a-z0-9 -]+):(?!=)(?!.*:=)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
 NAMES = sorted({name for names in TARGETS for name in names.split()} - {"help", "clean", "setup"})
 
@@ -91,14 +93,16 @@ def imported(path: Path) -> frozenset[str]:
     needed.
     """
     tree = ast.parse(path.read_text())
-    nodes = ast.walk(tree) if path.is_relative_to(REPOSITORY / "tests") else at_once(tree.body)
+    nodes = at_once(tree.body) if path.is_relative_to(REPOSITORY / "lorad") else ast.walk(tree)
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             found.update((str(node.module), *(f"{node.module}.{name.name}" for name in node.names)))
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"tests(\.\w+)+", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"(tests|benchmarks|faults)(\.\w+)+", str(node.value)
+        ):
             found.add(str(node.value))
     return frozenset(found)
 
@@ -119,7 +123,7 @@ def foreign(roots: Iterable[str]) -> dict[str, str]:
             continue
         seen.add(module)
         top = module.partition(".")[0]
-        if top not in ("lorad", "tests"):
+        if top not in OURS:
             continue
         if (path := file_of(module)) is None:
             continue
@@ -132,9 +136,9 @@ def foreign(roots: Iterable[str]) -> dict[str, str]:
 
 def roots_of(text: str) -> list[str]:
     """The modules that the commands run."""
-    roots = [*re.findall(r" -m (tests[\w.]*)", text), "lorad.cli.app"]
-    if "tests.benchmarks.bench " in text:
-        roots += [f"tests.benchmarks.{measure.module}" for measure in MEASURES.values()]
+    roots = [*re.findall(r" -m ((?:tests|benchmarks|faults)\b[\w.]*)", text), "lorad.cli.app"]
+    if "benchmarks.bench " in text:
+        roots += [f"benchmarks.{measure.module}" for measure in MEASURES.values()]
     for match in re.findall(r"-m pytest(.*)", text):
         named = [REPOSITORY / word for word in match.split() if word.startswith("tests/")] or [
             REPOSITORY / "tests"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu_day.torch_place import rms
 from lorad.engines.base import BASE, Engine
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.engine import BuiltinEngine
@@ -25,7 +26,6 @@ from lorad.models.merge import Merger
 from lorad.protocol.batch import Batch
 from lorad.trainers.base import Policy, Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
-from tests.benchmarks.gpu_day.torch_place import rms
 from tests.conformance.engine_suite import EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer, accumulate, spec_for
 from tests.conformance.trainer_suite import TrainerSuite

@@ -17,7 +17,7 @@ Who decides, strongest first; each setting on its own:
    malloc keeps what a step frees instead of returning it to the system and faulting it in again at the next
    step.
 
-The figures behind it are in `tests/benchmarks/NOTES.md`.
+The figures behind it are in `benchmarks/NOTES.md`.
 """
 
 import re

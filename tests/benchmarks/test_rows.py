@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import bench
+from benchmarks.bench import line
+from benchmarks.rows import MEASURES, ROWS, Row
+from benchmarks.table import cells
+from benchmarks.training.pairs import PAIRS, spec_of
 from lorad.rl.doubts import refuse_contradictions
 from lorad.spec.model import convert
-from tests.benchmarks import bench
-from tests.benchmarks.bench import line
-from tests.benchmarks.rows import MEASURES, ROWS, Row
-from tests.benchmarks.table import cells
-from tests.benchmarks.training.pairs import PAIRS, spec_of
 
 
 def turns(**figures: list[float]) -> list[dict[str, object]]:

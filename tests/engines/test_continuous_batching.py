@@ -5,8 +5,8 @@ Counted in decode steps.
 
 import pytest
 
+from benchmarks.rollout.arrivals import Arrival, Trace, random_arrivals, traced
 from lorad.engines.builtin import engine
-from tests.benchmarks.rollout.arrivals import Arrival, Trace, random_arrivals, traced
 
 ROWS = 16
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.faults.authz import unlisted
+from faults.authz import unlisted
 from tests.kit.passable import why_not
 
 pytestmark = pytest.mark.system
@@ -18,7 +18,5 @@ def test_every_request_has_its_rights_listed() -> None:
 def test_each_user_gets_exactly_the_listed_rights() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.authz"], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-m", "faults.authz"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

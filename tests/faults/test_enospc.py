@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from faults.enospc import NoMount, filled, undisturbed
 from lorad.daemon.process.processes import read_status
 from lorad.errors import LoradError, StorageError
 from lorad.store import runs
 from tests.daemon.test_broken_files import has_begun
-from tests.faults.enospc import NoMount, filled, undisturbed
 from tests.kit.daemon_world import (
     finished,
     open_context,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from faults.fuzz import pelt
+from faults.fuzz_moves import explore
 from lorad.http import bounded
-from tests.faults.fuzz import pelt
-from tests.faults.fuzz_moves import explore
 
 pytestmark = pytest.mark.system
 

@@ -16,10 +16,11 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.process import processes, shim
 from lorad.daemon.process.processes import Processes, ProcessState, condemn, read_status
 from lorad.daemon.runs.settle import was_killed
+from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
 
-SHIM = Path(__file__).with_name("kill9") / "probe" / "shim.py"
+SHIM = REPOSITORY / "faults" / "kill9" / "probe" / "shim.py"
 PROGRAM = "open('began', 'a').write('x'); import time; time.sleep(60)"
 BEFORE = ("before the fork", "between fork and status", "before the status", "between status and program")
 

@@ -1,6 +1,6 @@
 """The table of mistakes that quick tests notice fits the code as it is."""
 
-from tests.faults.planted import FAULTS, ROOT, check_table
+from faults.planted import FAULTS, ROOT, check_table
 
 
 def test_each_mistake_is_of_one_line() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.powercut import play
+from faults.powercut import play
 
 pytestmark = pytest.mark.system
 

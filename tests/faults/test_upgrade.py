@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.upgrade import upgrade
+from faults.upgrade import upgrade
 
 pytestmark = pytest.mark.system
 

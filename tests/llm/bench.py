@@ -7,7 +7,7 @@ Model, data, reward, rate, rank, prompts and samples a step are the same.
 
 Both choose their threads themselves, as they do for users. Seconds and CPU seconds are of steps without
 evaluations and without the first one; memory is the sum of the peaks of all processes of a side. TRL's
-switches that would only slow it down here are off, as in `tests.benchmarks.kit.peers`.
+switches that would only slow it down here are off, as in `benchmarks.kit.peers`.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.workload import Figures
+from benchmarks.training.algorithms import final_score, spent
+from benchmarks.training.own_share import at_step, command, fresh_home
 from lorad.box.paths import RunDir
-from tests.benchmarks.kit.workload import Figures
-from tests.benchmarks.training.algorithms import final_score, spent
-from tests.benchmarks.training.own_share import at_step, command, fresh_home
 from tests.llm.place import EXAMPLES, Addition, additions, smollm2
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def trl_turn(base: Path, steps: int) -> dict[str, float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOTrainer
 
-    from tests.benchmarks.kit.peers import StepTimes, lora, trl_config
+    from benchmarks.kit.peers import StepTimes, lora, trl_config
     from tests.llm.judge import NEW_TOKENS, greedy
 
     figures: Figures = {"step": []}

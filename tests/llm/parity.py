@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.kit import ours
 from lorad.adapters.peft import read_peft, write_peft
 from lorad.engines.base import BASE, AdapterSource, Engine
 from lorad.models.directory import linear_shapes, read_config
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampling
 from lorad.trainers.base import Policy, SlotSpec, Trainer
-from tests.benchmarks.kit import ours
 from tests.conformance.engine_suite import complete
 from tests.conformance.reference import reference_logprobs, reference_model
 from tests.engines.real import places

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.training.pool_memory import measured, model_of
 from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.activations import kept
 from lorad.models.directory import resolve
@@ -14,7 +15,6 @@ from lorad.preflight import pool_memory as module
 from lorad.preflight.pool_memory import Numbers, Step, pool_memory
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.spec.model import convert
-from tests.benchmarks.training.pool_memory import measured, model_of
 
 TINY = resolve("builtin:tiny")
 FACTS = read_facts(TINY)

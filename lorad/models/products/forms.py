@@ -1,7 +1,7 @@
 """Products of rows with a frozen weight, in float32 on a CPU in the form that is quickest there.
 
 One product has several forms. Which is quickest differs from shape to shape and from machine to machine, up
-to threefold (figures: tests/benchmarks/NOTES.md). A rule that was drawn from measurements names one; a pool
+to threefold (figures: benchmarks/NOTES.md). A rule that was drawn from measurements names one; a pool
 measures on its own machine instead, see lorad/models/products/choices.py. The form depends on the shapes and
 on that choice alone, so bits repeat, and trainer and engine compute the same ones.
 """

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.gpu_day.sizes import SIZES
-from tests.benchmarks.gpu_day.stages import STAGES
-from tests.benchmarks.gpu_day.targets import TARGETS
+from benchmarks.gpu_day.sizes import SIZES
+from benchmarks.gpu_day.stages import STAGES
+from benchmarks.gpu_day.targets import TARGETS
 from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.system
 LACKS = ("msgspec", "typer", "click", "rich", "sqlite-utils", "nvidia-ml-py", "textual", "pytest-asyncio")
 TOOLS = ("sh", "dirname", "mktemp", "rm", "env")
 IMAGE = os.environ.get("LORAD_GPU_IMAGE")  # of .ci/setup-gpu-image
-OFFLINE = (sys.executable, "-I", str(Path(__file__).with_name("offline.py")))
+OFFLINE = (sys.executable, "-I", str(REPOSITORY / "benchmarks" / "gpu_day" / "offline.py"))
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
 WITHOUT_ENSUREPIP = 'import sys\nsys.modules["ensurepip"] = None\n'
 

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.gpu_day.model import write_model
+from benchmarks.gpu_day.sizes import GIB, SIZES, pick
+from benchmarks.gpu_day.stage import Place, read_figures
+from benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
+from benchmarks.gpu_day.targets import judge
+from benchmarks.gpu_day.torch_place import opened, work_of
+from benchmarks.gpu_day.train import little_memory, measure
 from lorad.daemon.gpu.devices import Device
-from tests.benchmarks.gpu_day.model import write_model
-from tests.benchmarks.gpu_day.sizes import GIB, SIZES, pick
-from tests.benchmarks.gpu_day.stage import Place, read_figures
-from tests.benchmarks.gpu_day.stages import STAGES, Outcome, Stage, run_stage
-from tests.benchmarks.gpu_day.targets import judge
-from tests.benchmarks.gpu_day.torch_place import opened, work_of
-from tests.benchmarks.gpu_day.train import little_memory, measure
 from tests.kit.world import REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -36,7 +36,7 @@ def day(out: Path, *options: str, expect: int, **seconds: float) -> dict[str, An
     """
     limits = {stage.name: 500.0 for stage in STAGES} | seconds
     options = *options, "--seconds", ",".join(f"{name}={limit}" for name, limit in limits.items())
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_day.day", "--size", "micro", "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.gpu_day.day", "--size", "micro", "--out", str(out)]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, *options], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=600

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.kit import ours
-from tests.benchmarks.kit.workload import TINY
-from tests.benchmarks.serving import swapping
-from tests.benchmarks.serving.publish_row import Laps, medians
-from tests.benchmarks.serving.swaps import ROWS, faults
+from benchmarks.kit import ours
+from benchmarks.kit.workload import TINY
+from benchmarks.serving import swapping
+from benchmarks.serving.publish_row import Laps, medians
+from benchmarks.serving.swaps import ROWS, faults
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from faults.kill9_many import Many
 from lorad.box.config import Backend, Config
 from lorad.box.machine import read_machine
 from lorad.daemon.api.views import pool_view
@@ -42,7 +43,6 @@ from lorad.spec.model import convert
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.rows import RunRow
-from tests.faults.kill9_many import Many
 from tests.kit.daemon_world import (
     behave,
     hold,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from faults.siege.requests import body_of, requests
 from lorad.daemon.api.verbs import ROUTES
 from tests.daemon.test_daemon import raw
-from tests.faults.siege.requests import body_of, requests
 from tests.kit.daemon_world import finished, serving
 from tests.kit.passable import why_not
 
@@ -44,7 +44,7 @@ def test_no_user_besieges_a_shared_daemon() -> None:
     """By each third request; `make siege` sends all."""
     if reason := why_not():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "tests.faults.siege", "--within", "0", "--every", "3"]
+    command = [sys.executable, "-m", "faults.siege", "--within", "0", "--every", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

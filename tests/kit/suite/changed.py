@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 CONCERNS_ALL = ("pyproject.toml", "Makefile", ".ci/")  # and tests/conftest.py with its kit
+BESIDE = ("benchmarks", "faults")  # folders of programs that tests use, which count as tests
 PAGE = "any.md"  # whoever reads such pages sees that they name a file which is gone
 TOO_COMMON = {"data"}  # a folder's name that strings have for other reasons
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # how git calls a commit without files
@@ -57,13 +58,13 @@ def walk(start: Iterable[str], *edges: Mapping[str, set[str]]) -> set[str]:
 class Names:
     """The modules and programs that strings of a source name."""
 
-    def __init__(self, files: Mapping[str, str], code: str, tests: str) -> None:
+    def __init__(self, files: Mapping[str, str], code: str, tests: Iterable[str]) -> None:
         self.files = files
         self.code = code
         self.by_file_name = defaultdict[str, list[str]](list)
         for module, file in files.items():
             self.by_file_name[PurePosixPath(file).name].append(module)
-        root = f"(?:{code}|{tests})"
+        root = f"(?:{'|'.join([code, *tests])})"
         self._dotted = re.compile(rf"\b{root}(?:\.\w+)+")
         self._prefix = re.compile(rf"{root}\.(?:\w+\.)*(?=\{{|$)")
         self._from = re.compile(rf"from ({root}[\w.]*) import ([\w, ]+)")
@@ -126,12 +127,13 @@ class Graph:
         self.root = root.resolve()
         self.code = code
         self.tests = tests
-        imports = grimp.build_graph(code, tests, cache_dir=None)
+        self.testing = {tests, *(folder for folder in BESIDE if (self.root / folder).is_dir())}
+        imports = grimp.build_graph(code, *sorted(self.testing), cache_dir=None)
         self.files = {module: file for module in sorted(imports.modules) if (file := self._file(module))}
         self.modules = {file: module for module, file in self.files.items()}
         self.sources = {module: (self.root / file).read_text() for module, file in self.files.items()}
         self.texts = {module: literals(source) for module, source in self.sources.items()}
-        names = Names(self.files, code, tests)
+        names = Names(self.files, code, sorted(self.testing))
         self.uses = dict[str, set[str]]()
         self.starts = dict[str, set[str]]()
         for module, texts in self.texts.items():
@@ -210,7 +212,7 @@ class Graph:
         return {path.resolve().name: f"{self.code}.{path.name}" for path in links}
 
     def _is_test(self, module: str) -> bool:
-        return module.partition(".")[0] == self.tests
+        return module.partition(".")[0] in self.testing
 
     def _file(self, module: str) -> str | None:
         place = self.root.joinpath(*module.split("."))
@@ -233,7 +235,7 @@ class Graph:
     def _place_of_deleted(self, file: str) -> str | None:
         """Return the name of the module that was in a file; nothing where it still is, or never was."""
         room, _, rest = file.removesuffix(".py").partition("/")
-        if room not in {self.code, self.tests, *self._links} or not file.endswith(".py"):
+        if room not in {self.code, *self.testing, *self._links} or not file.endswith(".py"):
             return None
         if (self.root / file).exists():
             return None
@@ -273,7 +275,7 @@ class Graph:
             }
         if is_code and by_name:
             return by_name
-        folders = {*path.parts[:1], path.parent.name} - {self.code, self.tests, *self._links, *TOO_COMMON}
+        folders = {*path.parts[:1], path.parent.name} - {self.code, *self.testing, *self._links, *TOO_COMMON}
         if path.parent == PurePosixPath():
             return by_name
         return by_name | {module for module in readers if folders & self._words[module]}

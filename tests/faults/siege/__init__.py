@@ -1,1 +1,0 @@
-"""A shared daemon besieged by one of its users: `python -m tests.faults.siege`."""
