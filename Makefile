@@ -182,9 +182,9 @@ test-cluster: $(VENV)/.ready-dev
 cluster-demo: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env "$$python" $(BIN)/python -m tests.cluster.demo $(ARGS)
 
-## The table of docs/cluster-faults.md, each fault twice: an hour. ARGS='-k partition' measures those rows again and leaves the others.
+## The table of docs/lab/cluster-faults.md, each fault twice: an hour. ARGS='-k partition' measures those rows again and leaves the others.
 cluster-faults: $(VENV)/.ready-dev
-	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" LORAD_FAULTS_PAGE=docs/cluster-faults.md $(BIN)/python -m pytest tests/cluster/test_ray_{faults,outlasted,home,restarted}.py $(ARGS)
+	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" LORAD_FAULTS_PAGE=docs/lab/cluster-faults.md $(BIN)/python -m pytest tests/cluster/test_ray_{faults,outlasted,home,restarted}.py $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@$(MAKE) --keep-going lint types contracts
@@ -243,7 +243,7 @@ bench-many bench-placing bench-load bench-gateway: $(VENV)/.ready-dev
 gpu-day: $(VENV)/.ready-dev
 	@$(BIN)/python -m benchmarks.gpu_day.day $(ARGS)
 
-## Python 3.12 from an environment's environment, torch for CUDA, the packages of then, the wheels of docs/gpu-day.md.
+## Python 3.12 from an environment's environment, torch for CUDA, the packages of then, the wheels of docs/lab/gpu-day.md.
 test-gpu-day: $(VENV)/.ready-dev
 	@image=$$(.ci/setup-gpu-image); env OMP_NUM_THREADS=1 "$$image" .ci/in-memory $(BIN)/python -m pytest tests/benchmarks/gpu_day/test_bare_machine.py $(ARGS)
 

@@ -12,7 +12,7 @@ LEAST = 1024
 PLENTY = 4096
 """Tokens of a micro-batch on a GPU below which larger ones that recompute are quicker. With the shape of
 Qwen3-8B on an H100, micro-batches of 1,024 tokens trained 2,600 tokens a second, of 2,048 4,600, of 4,096
-7,800; those of 8,192 that were recomputed trained 6,900 (docs/gpu-day.md)."""
+7,800; those of 8,192 that were recomputed trained 6,900 (docs/lab/gpu-day.md)."""
 ADAPTERS = 4  # one in so many bytes that bases leave is for adapters, another for activations
 CPU_CACHE = 2 << 30  # bytes for keys and values of an engine in the pool, which a small machine never fills
 _KEPT = 1.4

@@ -1,4 +1,4 @@
-"""The table of faults, with times: `make cluster-faults` writes it to docs/cluster-faults.md."""
+"""The table of faults, with times: `make cluster-faults` writes it to docs/lab/cluster-faults.md."""
 
 import os
 from dataclasses import dataclass, field

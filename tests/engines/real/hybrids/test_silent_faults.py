@@ -1,4 +1,4 @@
-"""Silent faults of servers in whole runs: what attestation says of them. See docs/attestation-demo.md."""
+"""Silent faults of servers in whole runs: what attestation says of them. See docs/lab/attestation-demo.md."""
 
 import pytest
 from safetensors.torch import load_file, save_file
