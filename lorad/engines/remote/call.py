@@ -151,7 +151,8 @@ class Call:
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
-            begun, server = False, None
+            begun = False
+            server = None
             self._waiting.add(cast("asyncio.Task[None]", asyncio.current_task()))
             if self.aborted:
                 raise asyncio.CancelledError

@@ -60,10 +60,8 @@ class _Meter:
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
         if time.monotonic() - self._told_at > _FRESH_SECONDS:
             answers = await asyncio.gather(*(_ask(server) for server in fleet.serving))
-            self._told, self._told_at = (
-                [metrics for metrics in answers if metrics is not None],
-                time.monotonic(),
-            )
+            self._told = [metrics for metrics in answers if metrics is not None]
+            self._told_at = time.monotonic()
             self._note_prompts()
         since = time.monotonic() - _RATE_SECONDS
         return base.EngineHealth(
@@ -82,10 +80,8 @@ class _Meter:
     def _note_prompts(self) -> None:
         counted = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
         if counted:
-            total, cached = (
-                sum(m.prompt_tokens or 0 for m in counted),
-                sum(m.cached_tokens or 0 for m in counted),
-            )
+            total = sum(m.prompt_tokens or 0 for m in counted)
+            cached = sum(m.cached_tokens or 0 for m in counted)
             if self._prompts and total < self._prompts[-1][1]:
                 self._prompts.clear()  # a server began again
             self._prompts.append((time.monotonic(), total, cached))
@@ -95,7 +91,8 @@ class _Meter:
     def _hits(self) -> float | None:
         if len(self._prompts) < 2 or self._prompts[-1][1] == self._prompts[0][1]:
             return None
-        (_, total, cached), (_, total_now, cached_now) = self._prompts[0], self._prompts[-1]
+        _, total, cached = self._prompts[0]
+        _, total_now, cached_now = self._prompts[-1]
         return (cached_now - cached) / (total_now - total)
 
 
@@ -158,7 +155,10 @@ class RemoteEngine(base.Engine):
         return engine
 
     def __init__(self, fleet: Fleet, holdings: Holdings, settings: ServerSettings, vocab_size: int) -> None:
-        self._fleet, self._holdings, self._settings, self._vocab_size = fleet, holdings, settings, vocab_size
+        self._fleet = fleet
+        self._holdings = holdings
+        self._settings = settings
+        self._vocab_size = vocab_size
         self._versions = holdings.versions
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`

@@ -31,7 +31,8 @@ from lorad.protocol.pool_setup import ServerSetup
 
 log = logging.getLogger(__name__)
 
-_DEATHS, _DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
+_DEATHS = 5  # a server that died so often within `_DEATH_SECONDS` is not started again
+_DEATH_SECONDS = 1800.0
 _BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
 _REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
 _SILENT = (

@@ -35,7 +35,8 @@ class ServerRefused(LoradError):
 
     def __init__(self, message: str, *, status: int, text: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.code, self.text = status, text
+        self.code = status
+        self.text = text
 
 
 class NotFinite(LoradError):
@@ -89,7 +90,8 @@ class Http:
 
     async def reset(self) -> None:
         """Break every connection: what is under way raises ServerGone."""
-        old, self._session = self._session, self._new_session()
+        old = self._session
+        self._session = self._new_session()
         await old.close()
 
     async def close(self) -> None:

@@ -19,7 +19,8 @@ from lorad.protocol.batch import Finish, Ranked, Sampling
 from lorad.servers.sglang import KIND
 
 _ANSWER_SECONDS = 10.0  # of routes that do no work
-_ABORT_EVERY, _ABORT_TRIES = 0.1, 20
+_ABORT_EVERY = 0.1  # seconds
+_ABORT_TRIES = 20
 _GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
 _MAX_STOP_STRINGS = 32
 
@@ -100,7 +101,8 @@ class SglangDialect(Dialect):
         seed: int,
         sampling: Sampling,
     ) -> AsyncIterator[Piece]:
-        tokens, end = list(prompt), len(prompt) + sampling.max_new_tokens
+        tokens = list(prompt)
+        end = len(prompt) + sampling.max_new_tokens
         finish: Finish | None = None
         try:
             while finish is None:
@@ -239,10 +241,12 @@ def _own_words() -> Iterator[None]:
 
 def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str, Any]:
     """All of them are said, so that no default of the server or of the model comes in."""
-    top_k, top_p = sampling.top_k or -1, sampling.top_p
+    top_k = sampling.top_k or -1
+    top_p = sampling.top_p
     if top_k == 1 and sampling.temperature != 0:
         # SGLang would give log-probabilities at temperature 1, if it batches this with nothing else.
-        top_k, top_p = -1, _GREEDY_TOP_P
+        top_k = -1
+        top_p = _GREEDY_TOP_P
     return {
         "max_new_tokens": max_new_tokens,
         "temperature": sampling.temperature,
@@ -267,7 +271,8 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
     The caller continues from there with a second request; seeds are hashed with positions, so the sample is
     the same as without the break.
     """
-    seen, over = 0, False
+    seen = 0
+    over = False
     stream = http.events("/generate", body) if body["stream"] else _once(http, body)
     with _own_words():
         async with contextlib.aclosing(stream) as events:

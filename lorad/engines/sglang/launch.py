@@ -116,7 +116,8 @@ def _mend_cpu_experts() -> None:
         if not is_plain or config.routed_scaling_factor not in (None, 1.0):
             raise NotImplementedError(f"lorad computes experts on a CPU as Qwen3-MoE has them, not {config}")
         weights, index, _logits = topk_output
-        base, slots = layer.base_layer, lora_info.token_lora_mapping
+        base = layer.base_layer
+        slots = lora_info.token_lora_mapping
         of_gate_up, of_down = _adapters_of(lora_info)
         return plain_experts(
             hidden_states, index, weights, base.w13_weight, base.w2_weight, slots, of_gate_up, of_down

@@ -20,7 +20,8 @@ from lorad.servers.vllm import KIND
 
 _SAMPLE = "/v1/completions"
 _ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
-ABORT_EVERY, _ABORT_TRIES = 0.1, 10  # seconds; then the connection is closed
+ABORT_EVERY = 0.1  # seconds
+_ABORT_TRIES = 10  # then the connection is closed
 _ANSWER_SECONDS = 10.0  # of routes that do no work
 _INFO_SECONDS = 60.0  # /server_info looks at the whole machine the first time
 _LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
