@@ -265,17 +265,13 @@ class GraphedSteps:
         key = self.bank = count, per, signature(self.models.base, distinct)
         if key not in self.banks:
             self.banks[key] = MixedLora(self.models.base, distinct, per, self.padded(count * per))
-            self._forget_banks()
+            while len(self.banks) > BANKS:  # the least recently used go, with the steps that read them
+                gone, _ = self.banks.popitem(last=False)
+                for graph in [graph for graph in self.graphs if graph[1] == gone]:
+                    del self.graphs[graph]
         self.banks.move_to_end(key)
         self.banks[key].fill(distinct)
         self.banks[key].assign(owner)
-
-    def _forget_banks(self) -> None:
-        """The least recently used beyond `BANKS`, with the steps that read them."""
-        while len(self.banks) > BANKS:
-            gone, _ = self.banks.popitem(last=False)
-            for key in [key for key in self.graphs if key[1] == gone]:
-                del self.graphs[key]
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""

@@ -4,7 +4,7 @@ trying again.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,13 @@ class Http:
         async with self._sent("GET", path, None, timeout, False) as reply:
             return reply.status
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream."""
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream; of a body without
+        `stream`, that of the only answer.
+        """
+        if not body.get("stream"):
+            yield await self.post(path, body)
+            return
         async with self._sent("POST", path, body, None, False) as reply:
             await _check(reply, path)
             async for line in reply.content:

@@ -184,13 +184,6 @@ def _mend() -> None:
         _hold_routes()
 
 
-def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
-    """Return the socket and SGLang's flags."""
-    if arguments[:1] != ["--uds"] or len(arguments) < 2:
-        _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
-    return Path(arguments[1]).absolute(), arguments[2:]
-
-
 def _use_private_directory(path: Path) -> str:
     """Make files of this process and its children private from here on; returns where temporary files go."""
     os.umask(0o077)
@@ -306,14 +299,6 @@ def share_of_free(share: float, devices: list[str]) -> float:
     return min(shares)
 
 
-def _with_memory(arguments: list[str]) -> list[str]:
-    share = os.environ.get("LORAD_DEVICE_SHARE")
-    if share is None:
-        return arguments
-    part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-    return [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
-
-
 def _serve(path: Path, arguments: list[str]) -> None:
     """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
@@ -322,7 +307,10 @@ def _serve(path: Path, arguments: list[str]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
-    server = prepare_server_args([*_with_memory(arguments), *NOWHERE])
+    if share := os.environ.get("LORAD_DEVICE_SHARE"):
+        part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+        arguments = [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
+    server = prepare_server_args([*arguments, *NOWHERE])
     check_arguments(server)
     _serve_on(path)
     _freeze_over(path)
@@ -334,7 +322,10 @@ def _serve(path: Path, arguments: list[str]) -> None:
 
 def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
-    path, arguments = _split_socket(sys.argv[1:])
+    if sys.argv[1:2] != ["--uds"] or len(sys.argv) < 3:
+        _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
+    path = Path(sys.argv[2]).absolute()
+    arguments = sys.argv[3:]
     directory = _use_private_directory(path)
     prepare_environment(arguments)
     try:
