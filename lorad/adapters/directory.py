@@ -189,7 +189,8 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
 
     Raises IntegrityError for a link, which would escape the manifest.
     """
-    files, directories = [], []
+    files = []
+    directories = []
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False):

@@ -147,7 +147,8 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
                 _, rows, ranks = b.shape
                 other_a, other_b = stacks[1]
                 blocks = np.zeros((count, 2 * rows, (1 + owns) * ranks), np.float32)
-                blocks[:, :rows, :ranks], blocks[:, rows:, -ranks:] = b, other_b
+                blocks[:, :rows, :ranks] = b
+                blocks[:, rows:, -ranks:] = other_b
                 a = np.concatenate([a, other_a], 1) if owns else a
                 b = blocks
             kept[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))

@@ -11,7 +11,8 @@ from typing import Any
 
 from lorad.adapters.adapter import AdapterConfig
 
-_GATE_UP, _DOWN = r"experts\.gate_up_proj", r"experts\.down_proj"
+_GATE_UP = r"experts\.gate_up_proj"
+_DOWN = r"experts\.down_proj"
 """Parameters that hold gate and up, or down, of all experts of a layer since transformers 5."""
 _EACH = r"experts\.\d+\.\w+"
 _PARTS = re.compile(r"\\?\.")

@@ -223,7 +223,8 @@ def _refuse_outside(directory: Path, path: Path) -> None:
     """
     if not path.is_symlink():
         return
-    home, target = directory.resolve(), path.resolve()
+    home = directory.resolve()
+    target = path.resolve()
     cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not (target.is_relative_to(home) or target.is_relative_to(cache)):
         raise AdapterRefused(

@@ -75,7 +75,7 @@ async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncG
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
     process.stdin.close()
-    errors = asyncio.create_task(_last_of(process.stderr))
+    errors = asyncio.create_task(_read_out(process.stderr))
     try:
         while line := await process.stdout.readline():
             yield line
@@ -85,14 +85,6 @@ async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncG
         raise PoolLost(f"{what} printed a line without end", hint="Try again.") from None
     finally:
         errors.cancel()
-
-
-async def _last_of(stream: asyncio.StreamReader) -> bytes:
-    """Read a stream to its end, and keep the last of it."""
-    last = b""
-    while chunk := await stream.read(_PART):
-        last = (last + chunk)[-_PART:]
-    return last
 
 
 async def _end(process: Process, grace: float) -> None:
@@ -110,14 +102,16 @@ async def _end(process: Process, grace: float) -> None:
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await asyncio.gather(_dropped(process.stdout), _dropped(process.stderr), process.wait())
+                await asyncio.gather(_read_out(process.stdout), _read_out(process.stderr), process.wait())
     process._transport.close()  # type: ignore[attr-defined]
 
 
-async def _dropped(stream: asyncio.StreamReader | None) -> None:
-    """Read a stream to its end, and forget it: a process that cannot write cannot end."""
-    while stream is not None and await stream.read(_PART):
-        pass
+async def _read_out(stream: asyncio.StreamReader | None) -> bytes:
+    """Read a stream to its end, and return the last of it: a process that cannot write cannot end."""
+    last = b""
+    while stream is not None and (chunk := await stream.read(_PART)):
+        last = (last + chunk)[-_PART:]
+    return last
 
 
 async def _uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:

@@ -112,11 +112,17 @@ def start(argv: list[str], pool: int) -> int:
 
 
 def _watch(child: int, pool: int, heard: int) -> int:
-    """Wait for the end of the child, or end it for the pool; return its wait status."""
+    """Wait for the end of the child, or end it for the pool; return its wait status.
+
+    Its orphans leave the process table on the way.
+    """
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
-    while (status := _reap(child)) is None:
+    while True:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                return ended[1]
         for source, _ in sources.poll():
             if source == pool:
                 sources.unregister(pool)
@@ -125,15 +131,6 @@ def _watch(child: int, pool: int, heard: int) -> int:
             else:
                 for number in set(os.read(heard, 512)) & set(_TO_CHILD):
                     os.kill(child, _TO_CHILD[signal.Signals(number)])
-    return status
-
-
-def _reap(child: int) -> int | None:
-    """Return the child's wait status once it ended. Its orphans leave the process table on the way."""
-    while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-        if ended[0] == child:
-            return ended[1]
-    return None
 
 
 def end_the_rest() -> None:

@@ -80,7 +80,9 @@ class Child:
         try:
             self._pidfd = os.pidfd_open(process.pid)
             self._end = asyncio.create_task(self._watch(process, ours))
-            self._write_record(process.pid)
+            guardian = Identity.of(process.pid)
+            life = Life(guardian.pid, guardian.start, guardian.boot, str(self.log.resolve()))
+            write_whole(self.record, msgspec.json.encode(life), durable=False)
             ours.setblocking(False)
             pid = await asyncio.get_running_loop().sock_recv(ours, 64)
             if not pid:
@@ -173,38 +175,26 @@ class Child:
             await asyncio.to_thread(sweep, self.record)
         self.record.unlink(missing_ok=True)
         os.close(self._pidfd)
-        return _in_words(code)
-
-    def _write_record(self, guard_pid: int) -> None:
-        guardian = Identity.of(guard_pid)
-        life = Life(guardian.pid, guardian.start, guardian.boot, str(self.log.resolve()))
-        write_whole(self.record, msgspec.json.encode(life), durable=False)
+        if code < 0:  # the guard itself was killed, and the child with it
+            return f"was killed with its guard, by {signal.Signals(-code).name}"
+        if number := guard.killed_by(code):
+            return f"was killed by {number.name}"
+        return f"exited with code {code}"
 
 
 def _held_locks() -> list[int]:
     """List the file descriptors of the locks of devices that this process was started with: its shim took
     them. The lock of its own life (`AttemptDir.lock`) is not among them.
     """
-    return [fd for name in os.listdir("/proc/self/fd") if (fd := int(name)) > 2 and _is_lock(fd)]
-
-
-def _is_lock(fd: int) -> bool:
-    with contextlib.suppress(OSError):
-        place = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        is_own = place.name == AttemptDir(place.parent).lock.name
-        return (
-            os.get_inheritable(fd) and not is_own and "FLOCK" in Path(f"/proc/self/fdinfo/{fd}").read_text()
-        )
-    return False
-
-
-def _in_words(code: int) -> str:
-    """Describe a guard's exit code; negative when the guard itself was killed, and the child with it."""
-    if code < 0:
-        return f"was killed with its guard, by {signal.Signals(-code).name}"
-    if number := guard.killed_by(code):
-        return f"was killed by {number.name}"
-    return f"exited with code {code}"
+    locks = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            place = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            is_own = place.name == AttemptDir(place.parent).lock.name
+            is_passed = fd > 2 and os.get_inheritable(fd) and not is_own
+            if is_passed and "FLOCK" in Path(f"/proc/self/fdinfo/{fd}").read_text():
+                locks.append(fd)
+    return locks
 
 
 def sweep(record: Path) -> bool:

@@ -26,7 +26,10 @@ def dump(launcher: int, log: Path) -> None:
     program = spy()
     with open(log, "ab") as file:
         for rank, pid in _pids(launcher).items():
-            file.write(f"stacks of rank {rank} (pid {pid}, {_state(pid)}):\n".encode())
+            state = "gone"
+            with contextlib.suppress(psutil.Error):
+                state = psutil.Process(pid).status()  # as the kernel names it: sleeping, stopped, …
+            file.write(f"stacks of rank {rank} (pid {pid}, {state}):\n".encode())
             file.flush()
             if program is None or not _spied(program, pid, file):
                 with contextlib.suppress(ProcessLookupError):
@@ -48,14 +51,6 @@ def spy() -> str | None:
     """Return the path of py-spy, beside this interpreter or in PATH; None where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _state(pid: int) -> str:
-    """Return the state of a process as the kernel names it: sleeping, stopped, disk-sleep, …"""
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
-        return "gone"
 
 
 def _spied(program: str, pid: int, file: IO[bytes]) -> bool:

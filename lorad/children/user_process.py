@@ -49,6 +49,7 @@ _PASSED = (
     *("CONDA_PREFIX", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
     *("LORAD_HOME", "LORAD_ATTEMPT"),  # by which what a run leaves is found
 )
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")  # where this interpreter's modules are
 _PASSED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_")
 _FORM = "Name it path/to/file.py:function; relative paths start where the spec file is."
 _BURST = 4 << 20  # bytes that it may print at once
@@ -90,17 +91,21 @@ class UserProcess:
         within: a command that it runs in, see `sandboxed`.
         """
         self._what = what
+        command = [sys.executable, "-P", "-m", module]
+        if python is not None:
+            command = [str(python), "-c", _APART, str(Path(guard.__file__).parents[1]), module]
+            environment = {name: value for name, value in environment.items() if name not in _OURS}
         watched, self._lifeline = os.pipe()
         try:
             self._process, self._socket = spawn(
-                [*within, *_command(module, python), str(watched)],
+                [*within, *command, str(watched)],
                 passed=[watched],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 process_group=0,
-                env=_for_another(environment) if python else environment,
+                env=environment,
             )
         except BaseException:
             os.close(self._lifeline)
@@ -112,7 +117,10 @@ class UserProcess:
         self._out = self._process.stdout
         os.set_blocking(self._in.fileno(), False)
         assert self._process.stderr is not None
-        self._printed = _start_passing_on(self._process.stderr)
+        self._printed = threading.Thread(
+            target=_pass_on, args=(self._process.stderr, 2), name="printed", daemon=True
+        )
+        self._printed.start()
         self._unsent = bytearray()
         self._received = bytearray()
 
@@ -225,19 +233,6 @@ class UserProcess:
         return f"the {self._what} process exited with {code}"
 
 
-def _command(module: str, python: Path | None) -> list[str]:
-    """Return the command that runs a module of lorad's, in another interpreter too."""
-    if python is None:
-        return [sys.executable, "-P", "-m", module]
-    return [str(python), "-c", _APART, str(Path(guard.__file__).parents[1]), module]
-
-
-def _for_another(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what says where this interpreter's modules are."""
-    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
-    return {name: value for name, value in environment.items() if name not in ours}
-
-
 def environment(variables: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
     """Select the variables that user code gets: what programs need to work, and what the spec names.
 
@@ -282,17 +277,10 @@ def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
     return Code(str(file), function, source, memory or read_machine().memory // 2)
 
 
-def _start_passing_on(source: IO[bytes], target: int = 2) -> threading.Thread:
-    """Start a thread that copies what user code prints, and closes `source` at its end. Who prints waits
-    for a millisecond at most.
-    """
-    thread = threading.Thread(target=_pass_on, args=(source, target), name="printed", daemon=True)
-    thread.start()
-    return thread
-
-
 def _pass_on(source: IO[bytes], target: int) -> None:
-    """Copy `source` to its end, leaving out what is more than _BURST at once and _RATE in a second."""
+    """Copy what user code prints to its end, and close `source`, leaving out what is more than _BURST at once
+    and _RATE in a second. Who prints waits for a millisecond at most.
+    """
     room = float(_BURST)
     looked = time.monotonic()
     left_out = 0

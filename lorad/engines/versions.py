@@ -38,7 +38,8 @@ class Versions(Generic[H]):
     """A table of versions beside the base. All methods belong to the engine's asyncio loop."""
 
     def __init__(self, most: int, base: H) -> None:
-        self.most, self.base = most, base
+        self.most = most
+        self.base = base
         self.table: dict[str, H] = {}
         self.names: set[str] = {BASE}
 

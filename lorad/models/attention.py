@@ -108,7 +108,8 @@ def masked(
         return masked(q, k, v, F.pad(mask, (0, 1), value=True), scale)[..., :dim]
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1 and q.device.type == "cuda":
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        k = k.repeat_interleave(repeats, 1)
+        v = v.repeat_interleave(repeats, 1)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )

@@ -21,7 +21,9 @@ class _Quantum(Generic[T]):
     __slots__ = ("asked", "compute", "outcome", "repeats", "work")
 
     def __init__(self, work: Work, compute: Callable[[], T | None], *, repeats: bool) -> None:
-        self.work, self.compute, self.repeats = work, compute, repeats
+        self.work = work
+        self.compute = compute
+        self.repeats = repeats
         self.asked = 0.0
         self.outcome: Future[T | None] = Future()
 

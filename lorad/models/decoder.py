@@ -110,7 +110,8 @@ def hidden(
             if last is not None and index == len(base.layers) - 1:
                 rows = last.rows
                 then = last.lora
-                x, seen = x.index_select(0, rows), seen.index_select(0, rows)
+                x = x.index_select(0, rows)
+                seen = seen.index_select(0, rows)
             x = x + _linear(seen, layer.o, layer.o_bias, index, "o", then)
             choose = None if routing is None else partial(routing, mixtures, rows)
             return x + _feed_forward(base, index, layer, x, then, choose)

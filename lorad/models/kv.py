@@ -17,7 +17,8 @@ _Seen = tuple[torch.Tensor, torch.Tensor]
 
 
 _EVEN = 16
-_FEW, _LONG = 64, 512
+_FEW = 64
+_LONG = 512
 """A GPU's fused kernel waits where rows times kv heads are at most so many and keys at least so many: 8 rows
 of 4,096 tokens take 173 us a layer, two products 77 (H100)."""
 

@@ -292,7 +292,9 @@ class MixedLora:
         place = torch.from_numpy(places).to(self.device)
         owners = torch.from_numpy(owner).to(self.device)
         if not self.per:
-            self.gather, self.place, self._owner = gather, place, owners
+            self.gather = gather
+            self.place = place
+            self._owner = owners
         else:
             assert self.gather is not None
             everybody = torch.arange(len(self.gather), device=self.device)
@@ -336,7 +338,8 @@ class _RoutedFrozen:
     """One adapter on the rows of a layer's experts."""
 
     def __init__(self, lora: FrozenLora, layer: int) -> None:
-        self._lora, self._layer = lora, layer
+        self._lora = lora
+        self._layer = layer
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
         y = grouped(x, weights, ends)
@@ -351,7 +354,8 @@ class _RoutedMixed:
     """
 
     def __init__(self, lora: MixedLora, layer: int, owner: torch.Tensor, ends: torch.Tensor) -> None:
-        self._lora, self._layer = lora, layer
+        self._lora = lora
+        self._layer = layer
         every = torch.arange(len(owner), dtype=ends.dtype, device=ends.device)
         pairs = owner * len(ends) + torch.searchsorted(ends, every, right=True)
         self._order = torch.argsort(pairs, stable=True)

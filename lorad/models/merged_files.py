@@ -233,7 +233,8 @@ def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[
 
 def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Path) -> np.ndarray:
     """Return the sums of squares of what rounding changed and of what the adapter adds."""
-    half, tiniest = _ROUNDING[target.place.dtype], _TINIEST[target.place.dtype]
+    half = _ROUNDING[target.place.dtype]
+    tiniest = _TINIEST[target.place.dtype]
     sums = np.zeros(2)
     a = target.a.astype(np.float64)
     for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):

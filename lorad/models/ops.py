@@ -153,7 +153,8 @@ class _Recomputed(Function):
         generators: Sequence[torch.Generator],
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.layer, ctx.generators = layer, generators
+        ctx.layer = layer
+        ctx.generators = generators
         ctx.before = [generator.get_state() for generator in generators]
         return layer(x)
 
@@ -249,7 +250,8 @@ class _SplitRotate(Function):
     def forward(
         ctx: Any, qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.norm, ctx.rope = norm, rope
+        ctx.norm = norm
+        ctx.rope = rope
         q, k, v, r = _SplitRotate.run(qkv, heads, norm, rope)
         ctx.save_for_backward(*([qkv, *r] if r else []))
         # three tensors: the outputs of a Function share no memory

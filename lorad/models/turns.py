@@ -46,7 +46,9 @@ class Party(Account):
     """
 
     def __init__(self, name: str, weight: float = 1.0, *, goes_first: bool = False) -> None:
-        self.name, self.weight, self.goes_first = name, weight, goes_first
+        self.name = name
+        self.weight = weight
+        self.goes_first = goes_first
         self.waited = 0.0
 
     @property
@@ -128,7 +130,8 @@ class Together(Work):
     """
 
     def __init__(self, callers: Sequence[Caller], sizes: Sequence[float]) -> None:
-        self.callers, self.sizes = callers, sizes
+        self.callers = callers
+        self.sizes = sizes
 
     @property
     def account(self) -> Account:

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,17 @@ class Agent:
             return
         path = inside(self.places.directory, hello.name)
         if hello.kind == "tunnel":
-            await self._tunnel(path, pair)
+            server = await asyncio.open_unix_connection(str(path))
+            await write(pair[1], Done())
+            await splice(pair, server)
         elif hello.kind == "serve":
             await self._listen(path, pair)
         elif hello.kind == "put":
             await self._put(hello, path, pair)
         else:
-            await self._fetched(path, pair)
+            files = await asyncio.to_thread(list_files, path)
+            await write(pair[1], Files(files=files))
+            await send_files(pair[1], path, files)
 
     def _trust(self, certificates: Iterable[str]) -> None:
         for certificate in set(certificates) - self._peers - {self.credentials.pem}:
@@ -162,20 +166,14 @@ class Agent:
         await write(pair[1], Done())
         try:
             await relay.open(hello.name, hello.files)
-            with self._named():
+            try:
                 await receive_files(pair[0], path, hello.files, relay.send)
+            except StorageError as error:
+                raise StorageError(f"{self._name}: {error.message}", hint=error.hint) from error
             failed = await relay.close()
         finally:
             relay.abort()
         await write(pair[1], Done(value=str(path), failed=failed))
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say which node has no room."""
-        try:
-            yield
-        except StorageError as error:
-            raise StorageError(f"{self._name}: {error.message}", hint=error.hint) from error
 
     async def _led(self, pair: Pair) -> None:
         if self._is_led:
@@ -189,11 +187,6 @@ class Agent:
             await self.control.serve(pair, self._renewed)
         finally:
             self.end("the pool has closed its connection")
-
-    async def _tunnel(self, path: Path, pair: Pair) -> None:
-        server = await asyncio.open_unix_connection(str(path))
-        await write(pair[1], Done())
-        await splice(pair, server)
 
     async def _listen(self, path: Path, pair: Pair) -> None:
         """Join the first caller to the pool; the others are sent away."""
@@ -217,11 +210,6 @@ class Agent:
         if caller.done():
             await write(pair[1], Done())
             await splice(pair, caller.result())
-
-    async def _fetched(self, path: Path, pair: Pair) -> None:
-        files = await asyncio.to_thread(list_files, path)
-        await write(pair[1], Files(files=files))
-        await send_files(pair[1], path, files)
 
 
 async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
@@ -275,14 +263,6 @@ def _print(message: msgspec.Struct) -> None:
     sys.stdout.flush()
 
 
-def _first_line() -> AgentStart:
-    """Read what the agent is started with. Raises DecodeError, which is a ValueError."""
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _START_BYTES and (more := os.read(0, 1)):
-        data += more
-    return msgspec.json.decode(data, type=AgentStart)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="lorad.nodes.agent", description=__doc__)
     parser.add_argument("--life", required=True)
@@ -291,7 +271,10 @@ def main() -> int:
     parser.add_argument("--name", default=socket.gethostname(), help="of the node")
     arguments = parser.parse_args()
     try:
-        start = _first_line()
+        data = b""
+        while not data.endswith(b"\n") and len(data) < _START_BYTES and (more := os.read(0, 1)):
+            data += more
+        start = msgspec.json.decode(data, type=AgentStart)
         start = msgspec.structs.replace(start, devices=take_devices(start.devices))
         asyncio.run(_run(arguments, start))
     except (LoradError, OSError, ValueError) as error:

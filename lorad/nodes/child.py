@@ -89,7 +89,11 @@ class RemoteChild:
             self._rest = text[end:]
             self._append(text[:end])
         elif isinstance(said, Wrote):
-            self._shadow(said.file, said.text)
+            asked = self._asked.follow
+            is_asked = "/" not in said.file and any(fnmatch.fnmatchcase(said.file, each) for each in asked)
+            if self._shadows is not None and is_asked:
+                with contextlib.suppress(OSError):
+                    write_whole(self._shadows / said.file, said.text.encode(), durable=False)
         elif isinstance(said, messages.Ended):
             self.over(said.how)
 
@@ -107,9 +111,3 @@ class RemoteChild:
         lines = [f"{self._node.name}: {line}\n" for line in text.splitlines()]
         with contextlib.suppress(OSError), self._log.path.open("a") as file:
             file.write("".join(lines))
-
-    def _shadow(self, name: str, text: str) -> None:
-        is_asked = "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in self._asked.follow)
-        if self._shadows is not None and is_asked:
-            with contextlib.suppress(OSError):
-                write_whole(self._shadows / name, text.encode(), durable=False)

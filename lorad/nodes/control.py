@@ -73,34 +73,33 @@ class Control:
                 await write(self._writer, message)
 
     async def _answer(self, asked: Asked) -> None:
+        """Do what is asked, and say what came of it."""
+        value = ""
         try:
-            await self._say(Done(id=asked.id, value=await self._do(asked)))
+            match asked:
+                case messages.Spawn():
+                    value = await self._start(asked)
+                case messages.Stop():
+                    await self._child(asked.name).stop(asked.grace)
+                case messages.Dump():
+                    await self._child(asked.name).dump()
+                case messages.Write():
+                    write_whole(inside(self._directory, asked.name), asked.text.encode(), durable=False)
+                case messages.Make():
+                    inside(self._directory, asked.name).mkdir(mode=0o700)
+                case messages.Remove():
+                    await asyncio.to_thread(_remove, inside(self._directory, asked.name))
+                case messages.Trust():
+                    self._trust(asked.certificates)
+                case messages.Leave():
+                    self._leaves()
+                case messages.Digest():
+                    value = await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
+                case messages.Weights():
+                    value = await asyncio.to_thread(self._weights, Path(asked.directory), asked.quantize)
+            await self._say(Done(id=asked.id, value=value))
         except Exception as error:
             await self._say(Failed(id=asked.id, error=to_wire(as_error(error))))
-
-    async def _do(self, asked: Asked) -> str:
-        match asked:
-            case messages.Spawn():
-                return await self._start(asked)
-            case messages.Stop():
-                await self._child(asked.name).stop(asked.grace)
-            case messages.Dump():
-                await self._child(asked.name).dump()
-            case messages.Write():
-                write_whole(inside(self._directory, asked.name), asked.text.encode(), durable=False)
-            case messages.Make():
-                inside(self._directory, asked.name).mkdir(mode=0o700)
-            case messages.Remove():
-                await asyncio.to_thread(_remove, inside(self._directory, asked.name))
-            case messages.Trust():
-                self._trust(asked.certificates)
-            case messages.Leave():
-                self._leaves()
-            case messages.Digest():
-                return await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
-            case messages.Weights():
-                return await asyncio.to_thread(self._weights, Path(asked.directory), asked.quantize)
-        return ""
 
     def _child(self, name: str) -> Child:
         if (child := self.children.get(name)) is None:

@@ -35,7 +35,11 @@ class Places:
         prefix = f"lorad-node-{os.getuid()}-"
         _clear(prefix)
         directory = Path(tempfile.mkdtemp(prefix=prefix))
-        memory = _memory(prefix)
+        memory: Path | None = None  # where there is room
+        with contextlib.suppress(OSError):
+            space = os.statvfs(MEMORY)
+            if space.f_bavail * space.f_frsize >= _LEAST_FREE:
+                memory = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
         try:
             draft = directory / f".{_LOCK}"
             with draft.open("w") as lock:
@@ -50,15 +54,6 @@ class Places:
                 yield cls(directory)
         finally:
             _remove(directory)
-
-
-def _memory(prefix: str) -> Path | None:
-    """Make a directory in memory; None where there is no room."""
-    with contextlib.suppress(OSError):
-        space = os.statvfs(MEMORY)
-        if space.f_bavail * space.f_frsize >= _LEAST_FREE:
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
-    return None
 
 
 def _clear(prefix: str) -> None:

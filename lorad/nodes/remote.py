@@ -81,11 +81,16 @@ class Node:
                 hint="Install the same version on all machines.",
             )
         node = cls(granted, credentials, life, setup)
-        await node._connect()
-        try:
-            yield node
-        finally:
-            await node._close()
+        async with node._opened(Hello(kind="control", life=life)) as (reader, node._writer):
+            node._heard = time.monotonic()
+            tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
+            try:
+                yield node
+            finally:
+                node.lose("the pool has ended")
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def __init__(self, granted: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
         self.granted = granted
@@ -103,12 +108,12 @@ class Node:
         self._credentials = credentials
         self._trusts: frozenset[str] = frozenset()
         self._open: set[asyncio.StreamWriter] = set()
+        self._writer: asyncio.StreamWriter  # of the control connection
         self._children: dict[str, RemoteChild] = {}
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[str]] = {}
         self._heard = time.monotonic()
         self._saying = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
 
     def child(
         self,
@@ -195,7 +200,14 @@ class Node:
     @asynccontextmanager
     async def inward(self, name: str, local: Path) -> AsyncIterator[None]:
         async with self._opened(Hello(kind="serve", life=self._life, name=name)) as pair:
-            joining = asyncio.create_task(_join(pair, local))
+
+            async def join() -> None:
+                """Join whoever calls over there to a socket of this machine."""
+                with contextlib.suppress(OSError):
+                    await answer(pair[0])
+                    await splice(pair, await asyncio.open_unix_connection(str(local)))
+
+            joining = asyncio.create_task(join())
             try:
                 yield
             finally:
@@ -252,21 +264,6 @@ class Node:
     def _last_words(self) -> str:
         return f"{LOST} {self.name}: {self.lost.result()}"
 
-    async def _connect(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            pair = await stack.enter_async_context(self._opened(Hello(kind="control", life=self._life)))
-            self._reader, self._writer = pair
-            self._stack = stack.pop_all()
-        self._heard = time.monotonic()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
-
-    async def _close(self) -> None:
-        self.lose("the pool has ended")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._stack.aclose()
-
     @asynccontextmanager
     async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
         """Connect, and say hello; wait for the answer unless `is_done` is false."""
@@ -315,10 +312,10 @@ class Node:
             self.lose(str(error) or type(error).__name__)
             raise PoolLost(self._last_words(), hint=_HINT) from error
 
-    async def _listen(self) -> None:
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                said: Said = await read(self._reader, Said)  # type: ignore[arg-type]
+                said: Said = await read(reader, Said)  # type: ignore[arg-type]
                 self._heard = time.monotonic()
                 self._take(said)
         except OSError as error:
@@ -361,10 +358,3 @@ def _move(draft: Path, into: Path) -> None:
     for file in draft.iterdir():
         file.replace(into / file.name)
     draft.rmdir()
-
-
-async def _join(pair: Pair, local: Path) -> None:
-    """Join whoever calls over there to a socket of this machine."""
-    with contextlib.suppress(OSError):
-        await answer(pair[0])
-        await splice(pair, await asyncio.open_unix_connection(str(local)))

@@ -95,17 +95,15 @@ def read_files(directory: Path, files: Sequence[FileSaid]) -> Iterator[bytes]:
                 left -= len(data)
 
 
-async def _nowhere(data: bytes) -> None:
-    """Pass bytes on to nobody."""
-
-
 async def receive_files(
     reader: asyncio.StreamReader,
     final: Path,
     files: Sequence[FileSaid],
-    pass_on: Callable[[bytes], Awaitable[None]] = _nowhere,
+    pass_on: Callable[[bytes], Awaitable[None]] | None = None,
 ) -> None:
-    """Make the directory `final` of what arrives, whole or not at all. pass_on: called with all bytes.
+    """Make the directory `final` of what arrives, whole or not at all.
+
+    pass_on: called with all bytes, where it is given.
 
     Raises IntegrityError for other bytes than were announced, StorageError when they cannot be written, and
     Broken.
@@ -133,7 +131,10 @@ async def receive_files(
 
 
 async def _receive(
-    reader: asyncio.StreamReader, path: Path, said: FileSaid, pass_on: Callable[[bytes], Awaitable[None]]
+    reader: asyncio.StreamReader,
+    path: Path,
+    said: FileSaid,
+    pass_on: Callable[[bytes], Awaitable[None]] | None,
 ) -> None:
     digest = hashlib.sha256()
     left = said.size
@@ -148,7 +149,8 @@ async def _receive(
                 raise Broken(f"{path.name} was cut off")
             digest.update(data)
             file.write(data)
-            await pass_on(data)
+            if pass_on is not None:
+                await pass_on(data)
             left -= len(data)
     if digest.hexdigest() != said.sha256:
         raise IntegrityError(

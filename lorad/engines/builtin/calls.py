@@ -243,3 +243,7 @@ class Call:
     def ended(self) -> bool:
         """Return whether everything was handed out."""
         return not self.open
+
+
+Report = tuple[Call, list[Chunk], bool]
+"""A call, new chunks of it, and whether these are the last."""

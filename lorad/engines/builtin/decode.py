@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lorad.engines.builtin.calls import SHARED, Call, Sample, SampleGroup
+from lorad.engines.builtin.calls import SHARED, Call, Report, Sample, SampleGroup
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
@@ -23,15 +23,12 @@ from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
 from lorad.models.merge import Merger
 from lorad.models.turns import FIRST_SHARE
-from lorad.protocol.batch import Chunk
 
 _PREFILL_TOKENS = 8192  # per forward, padding included
 _PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
 _ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
 SEEN = 1000  # steps
-Report = tuple[Call, list[Chunk], bool]
-"""(call, new chunks, whether it ended)"""
 
 
 class _Waiting:
@@ -141,37 +138,29 @@ class DecodeBatch:
     @torch.no_grad()
     def run(self, seconds: float) -> list[Report]:
         """Work for about so long (one step at least)."""
+        deadline = time.monotonic() + seconds
         try:
-            self._work(time.monotonic() + seconds)
+            while self.samples or self.pending:
+                self._drop_aborted()
+                if self._has_room():
+                    self._admit()
+                elif self.samples:
+                    self._make_room()
+                    self._step()
+                if time.monotonic() >= deadline:
+                    break
+            if not self.samples:
+                self.stepper.bind([])  # and forget the adapters of those that were here
+                if not self.stepper.keeps_cache:
+                    base = self.models.base
+                    self.memory = Memory(self.memory.rows, KVCache(base, 0, 0), SharedPrompts(base))
         except BaseException:
             self.failed = True  # nobody knows what it has done to its rows
             raise
-        return self._report()
-
-    def _work(self, deadline: float) -> None:
-        while self.samples or self.pending:
-            self._drop_aborted()
-            if self._has_room():
-                self._admit()
-            elif self.samples:
-                self._make_room()
-                self._step()
-            if time.monotonic() >= deadline:
-                break
-        if not self.samples:
-            self.stepper.bind([])  # and forget the adapters of those that were here
-            if not self.stepper.keeps_cache:
-                self.memory = Memory(
-                    self.memory.rows, KVCache(self.models.base, 0, 0), SharedPrompts(self.models.base)
-                )
-
-    def _report(self) -> list[Report]:
         now = time.monotonic()
         news = [(call, chunks) for call in self.calls if (chunks := call.report(now)) is not None]
         reports = [(call, chunks, call.ended) for call, chunks in news]
-        for call, _, ended in reports:
-            if ended:
-                self.calls.remove(call)
+        self.calls = [call for call in self.calls if not call.ended]
         return reports
 
     def _drop_aborted(self) -> None:
@@ -357,22 +346,16 @@ class DecodeBatch:
         longest = _longest(self.lengths, self.samples)
         most = self._fitting(min(span + _ROOM, longest))
         if len(self.samples) > most:
-            self._preempt(most)
+            # the youngest rows go back to the heads of the lines; those that go first stay, if they are few
+            first = np.array([group.call.goes_first for group in self.groups])
+            first &= first.sum() <= FIRST_SHARE * most
+            age = np.lexsort((np.array([sample.number for sample in self.samples]), ~first))
+            leaving = age[most:].tolist()
+            self.preempted += len(leaving)
+            for row in reversed(leaving):
+                self.pending.put_back(self.groups[row].resumed(self.samples[row]))
+            self._retain([row not in leaving for row in range(len(self.samples))])
         self._reserve(len(self.samples), span, longest)
-
-    def _preempt(self, keep: int) -> None:
-        """Send all but the oldest rows back to the heads of the lines.
-
-        Those that go first stay, if they are few.
-        """
-        first = np.array([group.call.goes_first for group in self.groups])
-        first &= first.sum() <= FIRST_SHARE * keep
-        age = np.lexsort((np.array([sample.number for sample in self.samples]), ~first))
-        leaving = set(age[keep:].tolist())
-        self.preempted += len(leaving)
-        for row in reversed(age[keep:].tolist()):
-            self.pending.put_back(self.groups[row].resumed(self.samples[row]))
-        self._retain([row not in leaving for row in range(len(self.samples))])
 
     def _step(self) -> None:
         """Feed one token per row, sample the next, let ended rows leave."""

@@ -1,7 +1,4 @@
-"""The builtin engine.
-
-The asyncio loop keeps the books; every tensor is touched on the pool's compute thread.
-"""
+"""The builtin engine."""
 
 import asyncio
 import contextlib
@@ -9,30 +6,26 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from msgspec.structs import replace
 
+from lorad.adapters.adapter import Adapter
 from lorad.engines.base import (
     BASE,
-    AdapterSource,
-    Engine,
     EngineCapabilities,
     EngineHealth,
-    LoadedVersion,
     Scored,
-    check_request,
-    check_texts,
     routes_of,
 )
-from lorad.engines.builtin.calls import Call, Decoder, HeldLora
-from lorad.engines.builtin.decode import SEEN, DecodeBatch, Report
+from lorad.engines.builtin.calls import Call, HeldLora
+from lorad.engines.builtin.decode import SEEN, DecodeBatch
+from lorad.engines.builtin.local import MAX_RANK, LocalEngine, Text, texts_of
 from lorad.engines.builtin.prefix import PrefixCache
-from lorad.engines.versions import Versions, receive
-from lorad.errors import Conflict, SpecError
+from lorad.engines.versions import Versions
+from lorad.errors import Conflict
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.compute import Compute
@@ -43,17 +36,12 @@ from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
 from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
-from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work, caller
-from lorad.protocol.batch import Batch, Chunk, Prompt, Ranked, Sampling
+from lorad.models.turns import FIRST_SHARE, WORK, Account, Party, Payer, Work
+from lorad.protocol.batch import Batch, Ranked
 
 QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
-_RATE_SECONDS = 5.0
 _PREFIX_SHARE = 8  # one in so many of the cache's bytes keeps beginnings of prompts
-MAX_RANK = 512
-_FORWARD_TOKENS = 8192  # per micro-batch, padding included
 _LOGITS = 1 << 24  # numbers held at once
-_Row = tuple[np.ndarray, int]
-"""(tokens of prompt and completion, length of the prompt)"""
 
 
 class SharedDecode(Account, Work):
@@ -131,7 +119,7 @@ class _Budget:
             self._freed.set()
 
 
-class BuiltinEngine(Engine):
+class BuiltinEngine(LocalEngine[HeldLora]):
     """Serves a base that it shares with the trainer of its pool, and frozen copies of adapter versions.
 
     Attributes:
@@ -154,10 +142,16 @@ class BuiltinEngine(Engine):
         cache_bytes: int = 2 << 30,
         mix_calls: bool | None = None,
     ) -> None:
+        super().__init__(
+            "builtin",
+            compute,
+            directory,
+            linear_shapes(base.config),
+            Versions(max_versions, HeldLora(BASE, "")),
+            base.config.vocab_size,
+            base.config.max_position_embeddings,
+        )
         self._base = base
-        self._compute = compute
-        self._directory = directory
-        self._versions = Versions(max_versions, HeldLora(BASE, ""))
         self._models = Merger(base)
         self._max_rows = max_rows
         self._mix_calls = base.device.type != "cpu" if mix_calls is None else mix_calls
@@ -167,19 +161,14 @@ class BuiltinEngine(Engine):
         self._budget = _Budget(self._cache_bytes)
         self._first = _Budget(int(FIRST_SHARE * self._cache_bytes))
         self._shared: DecodeBatch | None = None
-        self._tasks: dict[DecodeBatch, asyncio.Task[None]] = {}
-        self._calls: list[Call] = []
-        self._rate: deque[tuple[float, int]] = deque()
         self._seen: deque[int] = deque(maxlen=SEEN)
-        self._decoder: Decoder | None = None
-        self._closed = False
 
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
             dtype=str(self._base.dtype).removeprefix("torch."),
             max_rank=MAX_RANK,
             max_versions=self._versions.most,
-            max_tokens=self._base.config.max_position_embeddings,
+            max_tokens=self._max_tokens,
             memory_source=True,
             sleep=False,
             bit_stable=self._base.device.type == "cpu" and not self._mix_calls,
@@ -187,78 +176,31 @@ class BuiltinEngine(Engine):
             routes=route_shape(self._base),
         )
 
-    async def load(self, name: str, source: AdapterSource) -> LoadedVersion:
-        self._versions.reserve(name)
-        try:
-            shapes = linear_shapes(self._base.config)
-            if source.adapter is not None and source.adapter.is_known:  # nothing to hash
-                adapter = receive(source, shapes, MAX_RANK)
-            else:
-                adapter = await asyncio.to_thread(receive, source, shapes, MAX_RANK)
-            scales = adapter.config.scale, adapter.config.scale_of_experts
-            lora = await self._compute.run(FrozenLora, self._base, adapter.tensors, *scales)
-        except BaseException:
-            self._versions.release(name)
-            raise
-        loaded = HeldLora(name, source.digest, lora)
-        self._versions.put(loaded)
-        return loaded.describe()
-
     async def unload(self, name: str) -> None:
         removed = await self._versions.remove(name)
         await self._compute.run(self._models.forget, removed.lora)
 
-    async def loaded(self) -> Sequence[LoadedVersion]:
-        return [version.describe() for version in self._versions.table.values()]
+    def _placed(self, name: str, digest: str, adapter: Adapter) -> HeldLora:
+        config = adapter.config
+        lora = FrozenLora(self._base, adapter.tensors, config.scale, config.scale_of_experts)
+        return HeldLora(name, digest, lora)
 
-    async def generate(
-        self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
-    ) -> AsyncIterator[Chunk]:
-        config = self._base.config
-        check_request(prompts, sampling, config.vocab_size, config.max_position_embeddings)
-        if sampling.schema:
-            raise SpecError("the builtin engine follows no JSON schema", hint="Use SGLang or vLLM.")
-        decoder = await self._decoder_for(sampling)
-        with self._versions.use(version) as loaded:
-            call = Call(request, loaded, prompts, sampling, decoder, caller())
-            self._calls.append(call)
-            asked = time.perf_counter()
-            try:
-                # a shared batch has a limit of its own
-                needed = 0
-                if not self._mix_calls:
-                    needed = call.most_tokens * bytes_per_token(self._base)
-                    needed += len(call.samples) * bytes_per_row(self._base)
-                async with self._own(call).hold(needed):
-                    call.caller.wait(time.perf_counter() - asked)
-                    await self._start(call)
-                    while (chunks := await call.queue.get()) is not None:
-                        if isinstance(chunks, Exception):
-                            raise chunks
-                        for chunk in chunks:
-                            yield chunk
-            finally:
-                call.aborted = True
-                call.groups.clear()  # each refers to the call: its version would wait for a collection
-                self._calls.remove(call)
+    @contextlib.asynccontextmanager
+    async def _room(self, call: Call) -> AsyncIterator[None]:
+        asked = time.perf_counter()
+        needed = 0  # a shared batch has a limit of its own
+        if not self._mix_calls:
+            needed = call.most_tokens * bytes_per_token(self._base)
+            needed += len(call.samples) * bytes_per_row(self._base)
+        async with self._own(call).hold(needed):
+            call.caller.wait(time.perf_counter() - asked)
+            yield
 
     def _own(self, call: Call) -> _Budget:
         """Return the memory budget of a call whose batch is its own."""
         return self._first if call.goes_first and not self._mix_calls else self._budget
 
-    async def _decoder_for(self, sampling: Sampling) -> Decoder | None:
-        """Return the model's tokenizer, read when stop strings first need it."""
-        if sampling.stop and self._decoder is None:
-            path = self._directory / "tokenizer.json"
-            if not path.is_file():
-                raise SpecError(
-                    f"{path} is missing, so stop strings cannot be found", hint="use stop_token_ids"
-                )
-            self._decoder = await asyncio.to_thread(Tokenizer.from_file, str(path))
-        return self._decoder
-
     async def _start(self, call: Call) -> None:
-        """Put a call into a decode batch, and see that somebody drives it."""
         if self._closed:
             raise Conflict("the engine is closed")
         batch = self._shared
@@ -299,147 +241,58 @@ class BuiltinEngine(Engine):
         finally:
             self._tasks.pop(batch, None)
 
-    def _tell(self, reports: list[Report]) -> None:
-        for call, chunks, ended in reports:
-            self._rate.append((time.monotonic(), call.more()))
-            while self._rate and self._rate[0][0] < time.monotonic() - _RATE_SECONDS:
-                self._rate.popleft()
-            call.queue.put_nowait(chunks)
-            if ended:
-                call.queue.put_nowait(None)
-
     async def score(self, version: str, batch: Batch) -> np.ndarray:
         batch.check()
-        with self._versions.use(version) as loaded:
-            quanta = (
-                partial(_completion_logprobs, self._models, rows, loaded.lora)
-                for rows in _micro_batches(_rows_of(batch))
-            )
-            return np.concatenate(await self._compute.each(quanta))
+        return np.concatenate(await self.forward_each(version, texts_of(batch), self._logprobs))
 
     async def routed_scores(self, version: str, batch: Batch) -> Sequence[Scored]:
         batch.check()
-        with self._versions.use(version) as loaded:
-            quanta = (
-                partial(_routed_logprobs, self._models, rows, loaded.lora)
-                for rows in _micro_batches(_rows_of(batch))
-            )
-            parts = await self._compute.each(quanta)
+        parts = await self.forward_each(version, texts_of(batch), self._routed_logprobs)
         logprobs = np.concatenate([part for part, _ in parts])
         return [Scored(logprobs, routes_of(batch, [row for _, rows in parts for row in rows]))]
 
-    async def ranked(
-        self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
-    ) -> Ranked:
-        config = self._base.config
-        check_texts(texts, starts, config.vocab_size, config.max_position_embeddings)
-        with self._versions.use(version) as loaded:
-            quanta = (
-                partial(_ranked, self._models, rows, loaded.lora, min(most, config.vocab_size))
-                for rows in _micro_batches(zip(texts, starts, strict=True))
-            )
-            return Ranked.joined(await self._compute.each(quanta))
+    @torch.no_grad()
+    def _logprobs(
+        self, texts: list[Text], version: HeldLora, recording: Recording | None = None
+    ) -> np.ndarray:
+        """Return the float32 log-probability of each completion token, row after row, at temperature 1."""
+        parts = [
+            logprobs.gather(1, targets[:, None])[:, 0].cpu()
+            for logprobs, targets in _predicted(self._models, texts, version.lora, recording)
+        ]
+        return torch.cat(parts).numpy()
 
-    async def abort(self, request: str) -> None:
-        for call in self._calls:
-            if call.request == request:
-                call.aborted = True
+    def _routed_logprobs(self, texts: list[Text], version: HeldLora) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return `_logprobs` and the routes of each row; none where the base is no mixture."""
+        shape = route_shape(self._base)
+        if shape is None:
+            return self._logprobs(texts, version), []
+        recording = Recording(shape)
+        logprobs = self._logprobs(texts, version, recording)
+        each = np.split(recording.routes(), len(texts))
+        return logprobs, [routes[: len(tokens)] for routes, (tokens, _) in zip(each, texts, strict=True)]
 
-    async def drain(self) -> None:
-        await self._versions.drained()
+    @torch.no_grad()
+    def _rank(self, most: int, texts: list[Text], version: HeldLora) -> Ranked:
+        parts = []
+        for logprobs, targets in _predicted(self._models, texts, version.lora):
+            top = logprobs.topk(most, dim=1)
+            tensors = logprobs.gather(1, targets[:, None])[:, 0], top.indices.to(torch.int32), top.values
+            parts.append(Ranked(*(tensor.cpu().numpy() for tensor in tensors)))
+        return Ranked.joined(parts)
 
     async def sleep(self) -> None:
         raise Conflict(
             "the builtin engine cannot sleep: it shares its base with the trainer", hint="use mode fused"
         )
 
-    async def wake(self) -> None:
-        """Do nothing: this engine never sleeps."""
-
     async def health(self) -> EngineHealth:
-        samples = [sample for call in self._calls for sample in call.samples if sample.finish is None]
-        running = sum(bool(sample.tokens) for sample in samples)
-        since = time.monotonic() - _RATE_SECONDS
-        tokens = sum(count for at, count in self._rate if at >= since)
-        return EngineHealth(
-            alive=not self._closed,
-            asleep=False,
-            running=running,
-            waiting=len(samples) - running,
-            tokens_per_second=tokens / _RATE_SECONDS,
-            slots_used=len(self._versions.table),
-            slots=self._versions.most,
-            adapters_per_step=statistics.median(self._seen.copy()) if self._seen else None,
-        )
-
-    async def close(self) -> None:
-        self._closed = True
-        for call in self._calls:
-            call.aborted = True
-        await asyncio.gather(*self._tasks.values())
-        self._versions.table.clear()
-
-
-def _rows_of(batch: Batch) -> Iterator[_Row]:
-    for prompt, completions in batch.groups():
-        for completion in completions:
-            yield np.concatenate([prompt, completion]), len(prompt)
-
-
-def _micro_batches(all_rows: Iterable[_Row]) -> Iterator[list[_Row]]:
-    """Yield rows in their order, cut so that no padded micro-batch is too large."""
-    rows: list[_Row] = []
-    longest = 0
-    for tokens, prompt in all_rows:
-        longest = max(longest, len(tokens))
-        if rows and (len(rows) + 1) * longest > _FORWARD_TOKENS:
-            yield rows
-            rows = []
-            longest = len(tokens)
-        rows.append((tokens, prompt))
-    if rows:
-        yield rows
-
-
-@torch.no_grad()
-def _completion_logprobs(
-    models: Merger, rows: list[_Row], version: FrozenLora | None, recording: Recording | None = None
-) -> np.ndarray:
-    """Return the log-probability of each completion token, row after row, at temperature 1, as float32."""
-    parts = [
-        logprobs.gather(1, targets[:, None])[:, 0].cpu()
-        for logprobs, targets in _predicted(models, rows, version, recording)
-    ]
-    return torch.cat(parts).numpy()
-
-
-@torch.no_grad()
-def _routed_logprobs(
-    models: Merger, rows: list[_Row], version: FrozenLora | None
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return `_completion_logprobs` and the routes of each row; none where the base is no mixture."""
-    shape = route_shape(models.base)
-    if shape is None:
-        return _completion_logprobs(models, rows, version), []
-    recording = Recording(shape)
-    logprobs = _completion_logprobs(models, rows, version, recording)
-    each = np.split(recording.routes(), len(rows))
-    return logprobs, [routes[: len(tokens)] for routes, (tokens, _) in zip(each, rows, strict=True)]
-
-
-@torch.no_grad()
-def _ranked(models: Merger, rows: list[_Row], version: FrozenLora | None, most: int) -> Ranked:
-    """The same with the most likely tokens in each place."""
-    parts = []
-    for logprobs, targets in _predicted(models, rows, version):
-        top = logprobs.topk(most, dim=1)
-        tensors = logprobs.gather(1, targets[:, None])[:, 0], top.indices.to(torch.int32), top.values
-        parts.append(Ranked(*(tensor.cpu().numpy() for tensor in tensors)))
-    return Ranked.joined(parts)
+        adapters = statistics.median(self._seen.copy()) if self._seen else None
+        return replace(await super().health(), adapters_per_step=adapters)
 
 
 def _predicted(
-    models: Merger, rows: list[_Row], version: FrozenLora | None, recording: Recording | None = None
+    models: Merger, rows: list[Text], version: FrozenLora | None, recording: Recording | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (log-probabilities of all tokens, the token itself) in the places behind the prompts of rows."""
     base, lora = models.alone(version)

@@ -74,7 +74,8 @@ class SharedPrompts:
         if key in self._slots:
             return self._slots[key]
         slot = int(np.flatnonzero(self.lengths == 0)[0])
-        self._slots[key], self.lengths[slot] = slot, length
+        self._slots[key] = slot
+        self.lengths[slot] = length
         for layer, source in zip(self.cache.layers, cache.layers, strict=True):
             layer[:, slot, :, length:].zero_()  # masked values must be finite
             layer[:, slot, :, :length] = source[:, row, :, :length]
@@ -100,10 +101,14 @@ class SharedPrompts:
         count = min(self.cache.slots, padded(int(owner.max()) + 1))
         per = padded(int(np.bincount(owner).max()))
         gather, place = moves(owner, count, per)
-        begins, places = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
-        begins[mine], places[mine] = self.lengths[owner], place
-        self.begins, self._places = _put(self.begins, begins), _put(self._places, places)
-        self._gather, self._seen = _put(self._gather, mine[gather]), _put(self._seen, self.lengths)
+        begins = np.zeros(capacity, np.int64)
+        places = np.zeros(capacity, np.int64)
+        begins[mine] = self.lengths[owner]
+        places[mine] = place
+        self.begins = _put(self.begins, begins)
+        self._places = _put(self._places, places)
+        self._gather = _put(self._gather, mine[gather])
+        self._seen = _put(self._seen, self.lengths)
         span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
         self.shape = PromptShape(count, per, span)
 
@@ -113,8 +118,10 @@ class SharedPrompts:
         """Return what gives `DecodeAttention` what the first rows see of their prompts, in a step of this
         shape. positions: int64 [rows], of their new tokens.
         """
-        (slots, per, span), rows = shape, len(positions)
-        gather, places = self._gather[: slots * per], self._places[:rows]
+        slots, per, span = shape
+        rows = len(positions)
+        gather = self._gather[: slots * per]
+        places = self._places[:rows]
         is_alone = (self.begins[:rows] == 0)[:, None, None, None]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
         unseen = torch.arange(span, device=gather.device) >= ends

@@ -24,7 +24,8 @@ _Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
 _SPAN = 256  # tokens by which the span of a step grows at least on a GPU
-_GRAPHS, BANKS = 64, 8  # kept at most
+_GRAPHS = 64  # kept at most
+BANKS = 8  # kept at most
 _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a power of two
 
 
@@ -85,7 +86,8 @@ class Rows:
         self, start: int, samples: Sequence[Sample], tokens: torch.Tensor, lengths: Sequence[int]
     ) -> None:
         """Fill rows from `start` on with samples whose last token is in `tokens`, not yet in the cache."""
-        device, filled = self.tokens.device, slice(start, start + len(samples))
+        device = self.tokens.device
+        filled = slice(start, start + len(samples))
         self.tokens[filled] = tokens
         self.lengths[filled] = torch.tensor(lengths, device=device)
         self.keys[filled] = seeds_of(samples).to(device)
@@ -121,11 +123,14 @@ def _step(
 ) -> Result:
     """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
     rows, cache, prompts = memory
-    active, most = slice(None, shape.rows), base.config.max_position_embeddings
+    active = slice(None, shape.rows)
+    most = base.config.max_position_embeddings
     positions = rows.lengths[active].clamp(max=most - 1)  # rows that are padding run on and on
-    places, seen = positions, None
+    places = positions
+    seen = None
     if shape.prompts is not None:
-        places, seen = positions - prompts.begins[active], prompts.attention(positions, shape.prompts)
+        places = positions - prompts.begins[active]
+        seen = prompts.attention(positions, shape.prompts)
     attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
     ids = rows.tokens[active, None]
     states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
@@ -193,7 +198,9 @@ class EagerSteps:
     keeps_cache = False
 
     def __init__(self, models: Merger, *, rounds: bool) -> None:
-        self.models, self.base, self.rounds = models, models.base, rounds
+        self.models = models
+        self.base = models.base
+        self.rounds = rounds
         self.lora: LoraApply | None = None
 
     def padded(self, rows: int) -> int:
@@ -210,7 +217,8 @@ class EagerSteps:
         if not (
             isinstance(self.lora, MixedLora) and self.lora.numbers == [number_of(lora) for lora in distinct]
         ):
-            self.base, self.lora = self.models.base, MixedLora(self.models.base, distinct)
+            self.base = self.models.base
+            self.lora = MixedLora(self.models.base, distinct)
         self.lora.assign(owner)
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
@@ -231,7 +239,8 @@ class GraphedSteps:
     keeps_cache = True
 
     def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
-        self.models, self.capturing = models, capturing
+        self.models = models
+        self.capturing = capturing
         self.capture = capturing()
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
@@ -256,24 +265,21 @@ class GraphedSteps:
         key = self.bank = count, per, signature(self.models.base, distinct)
         if key not in self.banks:
             self.banks[key] = MixedLora(self.models.base, distinct, per, self.padded(count * per))
-            self._forget_banks()
+            while len(self.banks) > BANKS:  # the least recently used go, with the steps that read them
+                gone, _ = self.banks.popitem(last=False)
+                for graph in [graph for graph in self.graphs if graph[1] == gone]:
+                    del self.graphs[graph]
         self.banks.move_to_end(key)
         self.banks[key].fill(distinct)
         self.banks[key].assign(owner)
-
-    def _forget_banks(self) -> None:
-        """The least recently used beyond `BANKS`, with the steps that read them."""
-        while len(self.banks) > BANKS:
-            gone, _ = self.banks.popitem(last=False)
-            for key in [key for key in self.graphs if key[1] == gone]:
-                del self.graphs[key]
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
         assert recording is None  # of mixtures, which are never captured
         if memory.place != self.place:
             self.graphs.clear()
-            self.place, self.capture = memory.place, self.capturing()
+            self.place = memory.place
+            self.capture = self.capturing()
         span = min(memory.cache.length, self.span(shape.span))
         padded = shape._replace(rows=self.padded(shape.rows), span=span)
         key = padded, self.bank
@@ -286,7 +292,8 @@ class GraphedSteps:
         return tokens[: shape.rows], logprobs[: shape.rows]
 
     def _captured(self, memory: Memory, shape: StepShape) -> Callable[[], Result]:
-        base, before = self.models.base, memory.rows.copy()
+        base = self.models.base
+        before = memory.rows.copy()
         bank = None if self.bank is None else self.banks[self.bank]
         replay = self.capture(lambda: _step(base, bank, memory, shape))
         # capturing runs the step to warm up; what it wrote into the cache is written again

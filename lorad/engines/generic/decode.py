@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from lorad.engines.builtin.calls import Call, HeldLora, Sample, SampleGroup
+from lorad.engines.builtin.calls import Call, HeldLora, Report, Sample, SampleGroup
 from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
 from lorad.engines.generic.model import GenericModel, RowAdapter
-from lorad.protocol.batch import Chunk
 
 _PREFILL_TOKENS = 8192  # at once, padding included, unless one prompt has more
-Report = tuple[Call, list[Chunk], bool]
-"""A call, chunks of it, and whether these are the last."""
 
 
 @dataclass(eq=False)
@@ -144,7 +141,13 @@ class GenericBatch:
             self.calls.append(call)
             self.pending += call.groups
         while self.pending or self.cohorts:
-            self._drop_aborted()
+            if any(call.aborted for call in self.calls):
+                for growing in (growing for call in self.calls if call.aborted for growing in call.open):
+                    growing.finish = growing.finish or "abort"
+                self.pending = [group for group in self.pending if not group.call.aborted]
+                for cohort in self.cohorts:
+                    cohort.drop_aborted()
+                self.cohorts = [cohort for cohort in self.cohorts if cohort.samples]
             if groups := self._admitted():
                 self.cohorts.append(_Cohort(self.model, groups))
             else:
@@ -159,18 +162,6 @@ class GenericBatch:
         ]
         self.calls = [call for call in self.calls if not call.ended]
         return reports
-
-    def _drop_aborted(self) -> None:
-        aborted = [call for call in self.calls if call.aborted]
-        if not aborted:
-            return
-        for call in aborted:
-            for growing in call.open:
-                growing.finish = growing.finish or "abort"
-        self.pending = [group for group in self.pending if not group.call.aborted]
-        for cohort in self.cohorts:
-            cohort.drop_aborted()
-        self.cohorts = [cohort for cohort in self.cohorts if cohort.samples]
 
     def _admitted(self) -> list[SampleGroup]:
         """Take groups for which there is room, first come first served; of one that is too large, a part. One

@@ -93,12 +93,32 @@ class GenericModel:
     def opened(
         cls, directory: Path, dtype: torch.dtype, device: torch.device, names: Collection[str]
     ) -> "GenericModel":
-        """Load a checkpoint, without towers. Raises SpecError, see `_opened`.
+        """Load a checkpoint, without towers.
+
+        Names without a linear behind them are left out: a class has prefixes of its own before its layers.
+        Raises SpecError for what transformers does not know, for quantized weights, and without safetensors;
+        and as `renamed` does.
 
         names: what the checkpoint calls its linears.
         """
-        module = _opened(directory, dtype).to(device).eval().requires_grad_(False)
-        return cls(module, dtype, device, _linears(module, names))
+        try:
+            model = auto_class(read_config(directory)).from_pretrained(
+                directory,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+        except (ValueError, OSError, KeyError) as error:
+            hint = "give a model in safetensors that transformers supports without code of its own"
+            raise SpecError(f"{directory}: {in_a_line(error)}", key="model.path", hint=hint) from error
+        module = without_towers(model).to(device).eval().requires_grad_(False)
+        inside = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+        linears = {name: inside[own] for name, own in renamed(names, inside).items() if own in inside}
+        head = module.get_output_embeddings()
+        if isinstance(head, nn.Linear):
+            linears |= {name: head for name in names if leaf(name) == HEAD}
+        return cls(module, dtype, device, linears)
 
     def nbytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.module.parameters())
@@ -167,35 +187,3 @@ class GenericModel:
             return output.reshape(shape)
 
         return add
-
-
-def _opened(directory: Path, dtype: torch.dtype) -> Any:
-    """Load a checkpoint.
-
-    Raises SpecError for what transformers does not know, for quantized weights, and without safetensors.
-    """
-    try:
-        model = auto_class(read_config(directory)).from_pretrained(
-            directory,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (ValueError, OSError, KeyError) as error:
-        hint = "give a model in safetensors that transformers supports without code of its own"
-        raise SpecError(f"{directory}: {in_a_line(error)}", key="model.path", hint=hint) from error
-    return without_towers(model)
-
-
-def _linears(model: Any, names: Collection[str]) -> dict[str, nn.Linear]:
-    """Find the linears behind names of the checkpoint: a class has prefixes of its own before its layers.
-
-    Names without a linear behind them are left out. Raises SpecError as `renamed` does.
-    """
-    inside = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    linears = {name: inside[own] for name, own in renamed(names, inside).items() if own in inside}
-    head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear):
-        linears |= {name: head for name in names if leaf(name) == HEAD}
-    return linears

@@ -42,8 +42,8 @@ class Call:
         version: The version's name for the caller.
         server_name: The version's name for the servers; None is the base.
         shape: The shape of the routes, where the sampling asks for them.
-        again_elsewhere: Takes a server whose scores were not finite, and returns whether another version may
-            be the cause.
+        may_be_a_neighbours: Takes servers whose scores were not finite, and returns whether another version
+            may be the cause.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Call:
         server_name: str | None,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        again_elsewhere: Callable[[Server], bool],
+        may_be_a_neighbours: Callable[[Sequence[Server]], bool],
         shape: RouteShape | None = None,
     ) -> None:
         self.request = request
         self.version = version
         self.server_name = server_name
-        self._again_elsewhere = again_elsewhere
+        self._may_be_a_neighbours = may_be_a_neighbours
         self._shape = shape
         self.prompts = prompts
         self.sampling = sampling
@@ -100,7 +100,11 @@ class Call:
                 count(chunk.tokens.size)
                 yield chunk
         finally:
-            await self._end()
+            if unfinished := [task for task in self._tasks if not task.done()]:
+                await self.abort()
+                for task in unfinished:
+                    task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def abort(self) -> None:
         """Samples under way end with what they have, the others with nothing."""
@@ -110,22 +114,16 @@ class Call:
         by_server: dict[Server, list[str]] = {}
         for request, server in self._under_way.items():
             by_server.setdefault(server, []).append(request)
-        await asyncio.gather(*(self._tell(server, requests) for server, requests in by_server.items()))
-
-    @staticmethod
-    async def _tell(server: Server, requests: list[str]) -> None:
-        try:
-            await server.within(server.dialect.abort(server.http, requests), ANSWER_SECONDS)
-        except (ServerGone, ServerSilent, ServerRefused) as error:
-            log.warning("%s did not take an abort: %s", server, error)
-
-    async def _end(self) -> None:
-        """End everything that is left under way, here and on the servers."""
-        if unfinished := [task for task in self._tasks if not task.done()]:
-            await self.abort()
-            for task in unfinished:
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        asked = (
+            server.within(server.dialect.abort(server.http, requests), ANSWER_SECONDS)
+            for server, requests in by_server.items()
+        )
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        for server, outcome in zip(by_server, outcomes, strict=True):
+            if isinstance(outcome, ServerGone | ServerSilent | ServerRefused):
+                log.warning("%s did not take an abort: %s", server, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def _never_began(self, prompt: Prompt, index: int, task: asyncio.Task[None]) -> None:
         """Report a sample as aborted whose task was cancelled before its first step; later `_to_queue`
@@ -151,7 +149,8 @@ class Call:
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
-            begun, server = False, None
+            begun = False
+            server = None
             self._waiting.add(cast("asyncio.Task[None]", asyncio.current_task()))
             if self.aborted:
                 raise asyncio.CancelledError
@@ -180,8 +179,12 @@ class Call:
         """Return an error that is the server's, so that the sample may begin again elsewhere; raise any
         other.
         """
-        if server is None or (isinstance(error, NotFinite) and not self._again_elsewhere(server)):
+        if server is None:
             raise error
+        if isinstance(error, NotFinite):
+            server.lose()
+            if not self._may_be_a_neighbours([server]):
+                raise error
         if isinstance(error, ServerRefused):
             error = await server.judged(error, self.server_name)
         if isinstance(error, ServerRefused):
@@ -241,11 +244,6 @@ def shaped(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
     return np.concatenate([routes, shape.unknown(1)])
 
 
-async def score(server: Server, name: str | None, batch: Batch) -> np.ndarray:
-    """Return the log-probabilities of `scored`."""
-    return (await scored(server, name, batch)).logprobs
-
-
 async def scored(server: Server, name: str | None, batch: Batch, shape: RouteShape | None = None) -> Scored:
     """Score a batch on one server, whatever its state.
 
@@ -276,7 +274,7 @@ async def scored(server: Server, name: str | None, batch: Batch, shape: RouteSha
 async def ranked(
     server: Server, name: str | None, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
 ) -> Ranked:
-    """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `score`."""
+    """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `scored`."""
 
     def rank_text(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
         return server.dialect.ranked(server.http, request, name, text[0].tolist(), text[1], most)

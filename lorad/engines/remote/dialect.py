@@ -14,6 +14,8 @@ from lorad.protocol.batch import Finish, Ranked, Sampling
 from lorad.routes import RouteShape
 from lorad.servers.kind import ServerKind
 
+ANSWER_SECONDS = 10.0  # of routes that do no work
+
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
@@ -161,9 +163,10 @@ class Dialect(ABC):
     async def unload(self, http: Http, name: str) -> None:
         """Forget it. The caller has no request on it in flight."""
 
-    @abstractmethod
     async def loaded(self, http: Http) -> dict[str, str]:
         """Return the path of every adapter that the server says it holds, by name and without the base."""
+        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
+        return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     @abstractmethod
     def sample(

@@ -19,7 +19,7 @@ import numpy as np
 
 from lorad.children.host import Host
 from lorad.engines import base
-from lorad.engines.remote.call import TRIES, Call, ranked, score, scores
+from lorad.engines.remote.call import TRIES, Call, ranked, scored, scores
 from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
@@ -58,68 +58,53 @@ class _Meter:
             self._tokens.popleft()
 
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
-        if time.monotonic() - self._told_at > _FRESH_SECONDS:
-            answers = await asyncio.gather(*(_ask(server) for server in fleet.serving))
-            self._told, self._told_at = (
-                [metrics for metrics in answers if metrics is not None],
-                time.monotonic(),
+        now = time.monotonic()
+        if now - self._told_at > _FRESH_SECONDS:
+            asked = (
+                server.within(server.dialect.metrics(server.http), _ANSWER_SECONDS)
+                for server in fleet.serving
             )
-            self._note_prompts()
-        since = time.monotonic() - _RATE_SECONDS
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, LoradError):
+                    raise answer
+            self._told = [metrics for metrics in answers if isinstance(metrics, Metrics)]
+            self._told_at = now = time.monotonic()
+            counted = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
+            if counted:
+                total = sum(m.prompt_tokens or 0 for m in counted)
+                if self._prompts and total < self._prompts[-1][1]:
+                    self._prompts.clear()  # a server began again
+                self._prompts.append((now, total, sum(m.cached_tokens or 0 for m in counted)))
+            while len(self._prompts) > 2 and self._prompts[0][0] < now - _HITS_SECONDS:
+                self._prompts.popleft()
+        hits = None
+        if self._prompts and (tokens := self._prompts[-1][1] - self._prompts[0][1]):
+            hits = (self._prompts[-1][2] - self._prompts[0][2]) / tokens
+        trouble = [
+            f"server {server.index} is {server.state}"
+            + (f": {server.error.message.splitlines()[0]}" if server.error else "")
+            for server in fleet.servers
+            if server.state not in ("up", "asleep")
+        ]
+        up = len(fleet.servers) - len(trouble)
         return base.EngineHealth(
             alive=not fleet.is_over,
             asleep=fleet.asleep,
             running=sum(call.running for call in calls),
             waiting=sum(call.waiting for call in calls),
-            tokens_per_second=sum(count for at, count in self._tokens if at >= since) / _RATE_SECONDS,
+            tokens_per_second=sum(count for at, count in self._tokens if at >= now - _RATE_SECONDS)
+            / _RATE_SECONDS,
             slots_used=_most([metrics.slots_used for metrics in self._told]),
             slots=_most([metrics.slots for metrics in self._told]),
-            prefix_hits=self._hits(),
+            prefix_hits=hits,
             cache_used=_most([metrics.cache_used for metrics in self._told]),
-            detail=_detail(fleet.servers),
+            detail="; ".join([f"{up} of {len(fleet.servers)} servers serve", *trouble]) if trouble else "",
         )
-
-    def _note_prompts(self) -> None:
-        counted = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
-        if counted:
-            total, cached = (
-                sum(m.prompt_tokens or 0 for m in counted),
-                sum(m.cached_tokens or 0 for m in counted),
-            )
-            if self._prompts and total < self._prompts[-1][1]:
-                self._prompts.clear()  # a server began again
-            self._prompts.append((time.monotonic(), total, cached))
-        while len(self._prompts) > 2 and self._prompts[0][0] < time.monotonic() - _HITS_SECONDS:
-            self._prompts.popleft()
-
-    def _hits(self) -> float | None:
-        if len(self._prompts) < 2 or self._prompts[-1][1] == self._prompts[0][1]:
-            return None
-        (_, total, cached), (_, total_now, cached_now) = self._prompts[0], self._prompts[-1]
-        return (cached_now - cached) / (total_now - total)
-
-
-async def _ask(server: Server) -> Metrics | None:
-    try:
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            return await server.dialect.metrics(server.http)
-    except (LoradError, TimeoutError):
-        return None
 
 
 def _most(values: Sequence[N | None]) -> N | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _detail(servers: Sequence[Server]) -> str:
-    up = sum(server.state in ("up", "asleep") for server in servers)
-    trouble = [_trouble(server) for server in servers if server.state not in ("up", "asleep")]
-    return "; ".join([f"{up} of {len(servers)} servers serve", *trouble]) if trouble else ""
-
-
-def _trouble(server: Server) -> str:
-    why = f": {server.error.message.splitlines()[0]}" if server.error else ""
-    return f"server {server.index} is {server.state}{why}"
 
 
 class RemoteEngine(base.Engine):
@@ -158,7 +143,10 @@ class RemoteEngine(base.Engine):
         return engine
 
     def __init__(self, fleet: Fleet, holdings: Holdings, settings: ServerSettings, vocab_size: int) -> None:
-        self._fleet, self._holdings, self._settings, self._vocab_size = fleet, holdings, settings, vocab_size
+        self._fleet = fleet
+        self._holdings = holdings
+        self._settings = settings
+        self._vocab_size = vocab_size
         self._versions = holdings.versions
         self._calls: dict[str, Call] = {}
         self._joining = asyncio.Lock()  # which servers serve; taken before `holdings.changing`
@@ -224,7 +212,7 @@ class RemoteEngine(base.Engine):
             )
         await self._fleet.opened()
         with self._versions.use(version) as loaded:
-            suspect = partial(self._again_elsewhere, loaded.digest)
+            suspect = partial(self._may_be_a_neighbours, loaded.digest)
             of = request, version, loaded.server_name, prompts, sampling, suspect, self._settings.routes
             call = self._calls[request] = Call(*of)
             try:
@@ -278,11 +266,6 @@ class RemoteEngine(base.Engine):
                         return [base.Scored(np.full(batch.targets.size, np.nan, np.float32))]
                     gone = error
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
-
-    def _again_elsewhere(self, digest: str, server: Server) -> bool:
-        """A server was not finite: it is started again, and so may be the sample."""
-        server.lose()
-        return self._may_be_a_neighbours(digest, [server])
 
     def _may_be_a_neighbours(self, digest: str, servers: Sequence[Server]) -> bool:
         """Return whether NaN may come from another version, whose NaN stayed in a server's memory.
@@ -381,6 +364,6 @@ class RemoteEngine(base.Engine):
 
         async def scorer(version: str, batch: Batch) -> np.ndarray:
             with self._versions.use(version) as loaded:
-                return await score(server, loaded.server_name, batch)
+                return (await scored(server, loaded.server_name, batch)).logprobs
 
         await self._check(scorer)

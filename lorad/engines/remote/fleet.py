@@ -10,11 +10,11 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,7 +31,8 @@ from lorad.protocol.pool_setup import ServerSetup
 
 log = logging.getLogger(__name__)
 
-_DEATHS, _DEATH_SECONDS = 5, 1800.0  # so many within so long, and a server is not started again
+_DEATHS = 5  # a server that died so often within `_DEATH_SECONDS` is not started again
+_DEATH_SECONDS = 1800.0
 _BACK_OFF = (0.0, 1.0, 5.0, 20.0, 60.0)  # seconds before each of these starts
 _REFUSED = "Nothing was changed; the version before serves. The log of the engine may say more."
 _SILENT = (
@@ -322,7 +323,8 @@ class Fleet:
         while True:
             if server.host is not None and server.host.lost.done():
                 self._lost_at[server.index] = time.monotonic()
-                server.become("failed", _lost(server.host))
+                why = f"node {server.host.name} was lost: {server.host.lost.result()}"
+                server.become("failed", PoolLost(why, hint="The servers of other nodes serve on."))
                 return
             server.become("down")
             deaths.append(time.monotonic())
@@ -345,11 +347,8 @@ class Fleet:
             except Exception:
                 log.exception("%s could not be brought back", server)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run())
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._keepers.add(task)
         task.add_done_callback(self._keepers.discard)
 
@@ -357,12 +356,6 @@ class Fleet:
         """Wake everybody who waits for a server's state."""
         self._news.set()
         self._news = asyncio.Event()
-
-
-def _lost(host: Host) -> PoolLost:
-    return PoolLost(
-        f"node {host.name} was lost: {host.lost.result()}", hint="The servers of other nodes serve on."
-    )
 
 
 def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:
@@ -377,10 +370,11 @@ def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:
     """
     limit = math.ceil(SURPLUS * (sum(load for _, load in loads) + 1) / len(loads))
     below = [identity for identity, load in loads if load + 1 <= limit]
-    return max(
-        below or [min(loads, key=lambda entry: entry[1])[0]], key=lambda identity: _weight(prompt, identity)
-    )
-
-
-def _weight(prompt: np.ndarray, identity: int) -> bytes:
-    return hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=identity.to_bytes(8, "little")).digest()
+    open_to_it = below or [min(loads, key=lambda entry: entry[1])[0]]
+    weights = {
+        identity: hashlib.blake2b(
+            prompt.tobytes(), digest_size=8, salt=identity.to_bytes(8, "little")
+        ).digest()
+        for identity in open_to_it
+    }
+    return max(open_to_it, key=weights.__getitem__)

@@ -86,7 +86,15 @@ class Holdings:
         Raises NotFound.
         """
         version = await self.versions.remove(name)
-        await asyncio.shield(asyncio.create_task(self._removed(version)))
+
+        async def finish() -> None:
+            async with self.changing:
+                if self._fleet.asleep:
+                    self._left.append(version)
+                else:
+                    await self._discard(version)
+
+        await asyncio.shield(asyncio.create_task(finish()))
 
     async def fill(self, server: Server, then: Callable[[], None] = lambda: None) -> None:
         """Have a server hold what there is and nothing else; `then` comes before that can change again."""
@@ -179,13 +187,6 @@ class Holdings:
         if version.delivered != expected:
             version.digest = version.delivered
         self.versions.put(version)
-
-    async def _removed(self, version: _HeldRemote) -> None:
-        async with self.changing:
-            if self._fleet.asleep:
-                self._left.append(version)
-            else:
-                await self._discard(version)
 
     async def _discard(self, version: _HeldRemote) -> None:
         """Unload a version everywhere, then remove its directory: a server that still reads it must not miss

@@ -4,7 +4,7 @@ trying again.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class ServerRefused(LoradError):
 
     def __init__(self, message: str, *, status: int, text: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.code, self.text = status, text
+        self.code = status
+        self.text = text
 
 
 class NotFinite(LoradError):
@@ -89,7 +90,8 @@ class Http:
 
     async def reset(self) -> None:
         """Break every connection: what is under way raises ServerGone."""
-        old, self._session = self._session, self._new_session()
+        old = self._session
+        self._session = self._new_session()
         await old.close()
 
     async def close(self) -> None:
@@ -110,8 +112,13 @@ class Http:
         async with self._sent("GET", path, None, timeout, False) as reply:
             return reply.status
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream."""
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream; of a body without
+        `stream`, that of the only answer.
+        """
+        if not body.get("stream"):
+            yield await self.post(path, body)
+            return
         async with self._sent("POST", path, body, None, False) as reply:
             await _check(reply, path)
             async for line in reply.content:

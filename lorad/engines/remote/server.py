@@ -100,7 +100,10 @@ class Server:
         if self._launch is not None:
             self.process = self._launch(self.host)
             await self.process.start()
-        while not await self._answers():
+        while True:
+            with contextlib.suppress(ServerGone, ServerSilent, ServerRefused):
+                if await self.within(self.dialect.is_ready(self.http), ANSWER_SECONDS):
+                    break
             if self.process is not None and not self.process.is_alive:
                 raise self.broken(f"it {await self.process.ended()} while it started")
             if time.monotonic() - started > _START_SECONDS:
@@ -114,15 +117,16 @@ class Server:
 
     async def gone(self) -> str:
         """Wait until the server died, hangs or is out of reach; returns what happened."""
-        waits = [asyncio.create_task(self._lost.wait()), asyncio.create_task(self._hangs())]
-        other = self._emptied() if self.process is None else self._process_ended(self.process)
-        waits.append(asyncio.create_task(other))
+        lost = asyncio.create_task(self._lost.wait())
+        hangs = asyncio.create_task(self._hangs())
+        ends = asyncio.create_task(self._emptied() if self.process is None else self.process.ended())
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            first = next(iter(done)).result()
-            return first if isinstance(first, str) else "it does not answer any more"
+            await asyncio.wait({lost, hangs, ends}, return_when=asyncio.FIRST_COMPLETED)
+            if ends.done():
+                return f"it {ends.result()}"
+            return hangs.result() if hangs.done() else "it does not answer any more"
         finally:
-            for task in waits:
+            for task in (lost, hangs, ends):
                 task.cancel()
 
     def reads(self, directory: Path) -> Path:
@@ -261,12 +265,6 @@ class Server:
         except TimeoutError as error:
             raise ServerSilent(f"{self} did not answer within {seconds:.0f} s") from error
 
-    async def _answers(self) -> bool:
-        try:
-            return await self.within(self.dialect.is_ready(self.http), ANSWER_SECONDS)
-        except (ServerGone, ServerSilent, ServerRefused):
-            return False
-
     async def _hangs(self) -> str:
         """Wait until the server hangs; returns a description.
 
@@ -287,15 +285,21 @@ class Server:
             return f"it has said nothing for {silent:.0f} s and does not answer"
 
     async def _emptied(self) -> str:
-        """A server of the user's that was started again answers as before, and holds nothing."""
+        """Wait until a server of the user's has lost what it held; returns a description.
+
+        One that was started again answers as before, and holds nothing.
+        """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            with contextlib.suppress(ServerSilent, ServerRefused):
-                if self.state == "up" and (missing := set(self.names) - set(await self.holds())):
-                    return f"{', '.join(sorted(missing))} is not there any more"
-
-    async def _process_ended(self, process: Process) -> str:
-        return f"it {await process.ended()}"
+            if self.state != "up":
+                continue
+            try:
+                if missing := set(self.names) - set(await self.holds()):
+                    return f"lacks {', '.join(sorted(missing))}"
+            except ServerGone:
+                return "does not answer any more"
+            except (ServerSilent, ServerRefused):
+                pass  # it is slow, and `_hangs` says when it is dead
 
     def broken(self, why: str) -> PoolLost:
         tail = self.process.tail(_LOG_LINES) if self.process is not None else ""

@@ -14,8 +14,10 @@ from lorad.errors import SpecError
 from lorad.models.facts import read_facts
 from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS, UNIX, ServerSetup
 
-MAX_VERSIONS, _LEAST_VERSIONS = 64, 8
-_HOST_SHARE, _COPIES = 4, 8
+MAX_VERSIONS = 64
+_LEAST_VERSIONS = 8
+_HOST_SHARE = 4
+_COPIES = 8
 """A quarter of the host's memory is for versions: each number has 4 bytes in a file, which lies in memory,
 and at most as many in the server's own copy."""
 

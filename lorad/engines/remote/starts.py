@@ -54,37 +54,30 @@ class Starts:
         return self._records / f"engine-{index}.json"
 
     def child(self, index: int, host: Host | None) -> Process:
-        """Make the process of its next life."""
-        return self._here(index) if host is None else self._there(index, host)
-
-    def tunnel(self, index: int, host: Host) -> AbstractAsyncContextManager[None]:
-        """Lead to its socket on a node, also when it has started again."""
-        return host.outward(f"{_name(index)}/{_SOCKET}", self.socket(index))
-
-    def _here(self, index: int) -> Child:
-        socket = self.socket(index)
-        temporary = self.private / f"tmp{index}"
-        settings = of_server(self._settings, index)
-        environment = self._environment(settings, temporary)
-        socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(mode=0o700)
-        argv = self._dialect.command(self._setup.python, settings, socket)
-        return Child(argv, environment, self._log(index), self.record(index), self.private)
-
-    def _there(self, index: int, host: Host) -> Process:
-        """Its directory there is new for each life."""
+        """Make the process of its next life; on a node, its directory is new for each."""
+        if host is None:
+            socket = self.socket(index)
+            temporary = self.private / f"tmp{index}"
+            socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(mode=0o700)
+            settings = of_server(self._settings, index)
+            argv = self._dialect.command(self._setup.python, settings, socket)
+            environment = self._environment(settings, temporary)
+            return Child(argv, environment, self._log(index), self.record(index), self.private)
         place = host.directory / _name(index)
         first = next(other for other in range(index + 1) if self._node_of(other) == self._node_of(index))
         settings = on_node(self._settings, index - first, host.name, host.devices)
         argv = self._dialect.command(self._setup.python, settings, place / _SOCKET)
-        return host.child(
-            _name(index),
-            [_on(host, word) for word in argv],
-            self._environment(settings, place / "tmp"),
-            log=self._log(index),
-            files={},
-        )
+        for number, path in enumerate(map(Path, argv)):
+            if path.suffix == ".py" and path.is_relative_to(_PACKAGE):  # a program of lorad's own
+                argv[number] = str(host.directory / "python" / "lorad" / path.relative_to(_PACKAGE))
+        environment = self._environment(settings, place / "tmp")
+        return host.child(_name(index), argv, environment, log=self._log(index), files={})
+
+    def tunnel(self, index: int, host: Host) -> AbstractAsyncContextManager[None]:
+        """Lead to its socket on a node, also when it has started again."""
+        return host.outward(f"{_name(index)}/{_SOCKET}", self.socket(index))
 
     def _environment(self, settings: ServerSettings, temporary: Path) -> dict[str, str]:
         return {**self._dialect.environment(settings), "TMPDIR": str(temporary), **self._setup.env}
@@ -102,11 +95,3 @@ _SOCKET = "server.sock"
 def _name(index: int) -> str:
     """Name its directory on a node."""
     return f"engine-{index}"
-
-
-def _on(host: Host, word: str) -> str:
-    """Return a word of a command line as it is on a node, where lorad's own programs have another path."""
-    path = Path(word)
-    if path.suffix == ".py" and path.is_relative_to(_PACKAGE):
-        return str(host.directory / "python" / "lorad" / path.relative_to(_PACKAGE))
-    return word

@@ -37,10 +37,7 @@ RESERVED = frozenset(f"{_WHO_REACHES_IT} {_ONE_SCHEDULER} {_MODEL_AND_ADAPTERS} 
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = {
-        **_common_flags(settings),
-        **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
-    }
+    flags = _flags(settings)
     flags.update({name.lstrip("-").replace("_", "-"): value for name, value in settings.engine_args.items()})
     return [python, str(_LAUNCHER), "--uds", str(socket), *_words(flags)]
 
@@ -56,30 +53,25 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    common |= _for_launcher(settings)
+    facts = read_facts(settings.model)
+    if facts.model_type == "qwen3_moe" and HEAD not in facts.linears:  # the rest is for launch.py
+        common["LORAD_TIED"] = "1"
+    if settings.device == "cpu" and facts.experts:
+        common["LORAD_EXPERTS"] = "1"
+    own = {name.lstrip("-").replace("_", "-") for name in settings.engine_args}
+    if settings.device != "cpu" and "mem-fraction-static" not in own:
+        common["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
     if settings.device == "cpu":
         return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
     return {**common, **on_gpu(settings)}
 
 
-def _for_launcher(settings: ServerSettings) -> dict[str, str]:
-    """Say what launch.py has to make up for."""
-    facts = read_facts(settings.model)
-    is_tied = facts.model_type == "qwen3_moe" and HEAD not in facts.linears
-    is_plain = settings.device == "cpu" and bool(facts.experts)
-    variables = {**({"LORAD_TIED": "1"} if is_tied else {}), **({"LORAD_EXPERTS": "1"} if is_plain else {})}
-    own = {name.lstrip("-").replace("_", "-") for name in settings.engine_args}
-    if settings.device != "cpu" and "mem-fraction-static" not in own:
-        variables["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
-    return variables
-
-
-def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+def _flags(settings: ServerSettings) -> dict[str, Any]:
     assert KIND.targets is not None
     targets = [name for name in settings.targets if name != EXPERTS]
     if not KIND.targets.issuperset(targets):
         targets = ["all"]  # the flag has no names for linears of gated delta nets, which `all` finds
-    return {
+    flags: dict[str, Any] = {
         "model-path": settings.model,
         "dtype": settings.dtype,
         "context-length": settings.context_length + CONTEXT_MARGIN,
@@ -101,24 +93,21 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "enable-metrics": True,
         "log-level-http": "warning",
     }
-
-
-def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    return {
-        "device": "cpu",
-        "attention-backend": "torch_native",
-        "lora-backend": "torch_native",
-        "disable-cuda-graph": True,
-        "disable-overlap-schedule": True,
-        "max-total-tokens": (settings.max_running + 1) * (settings.context_length + CONTEXT_MARGIN),
-    }
-
-
-def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    # Without the backup of the weights, what wakes up is noise.
-    saver = {"enable-memory-saver": True, "enable-weights-cpu-backup": True} if settings.sleep else {}
-    experts = {"lora-backend": "triton", "lora-use-virtual-experts": True}
-    return {"device": "cuda", **saver, **(experts if EXPERTS in settings.targets else {})}
+    if settings.device == "cpu":
+        return flags | {
+            "device": "cpu",
+            "attention-backend": "torch_native",
+            "lora-backend": "torch_native",
+            "disable-cuda-graph": True,
+            "disable-overlap-schedule": True,
+            "max-total-tokens": (settings.max_running + 1) * (settings.context_length + CONTEXT_MARGIN),
+        }
+    flags["device"] = "cuda"
+    if settings.sleep:  # without the backup of the weights, what wakes up is noise
+        flags |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
+    if EXPERTS in settings.targets:
+        flags |= {"lora-backend": "triton", "lora-use-virtual-experts": True}
+    return flags
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.sglang import command, replies
@@ -18,8 +18,8 @@ from lorad.errors import LoradError
 from lorad.protocol.batch import Finish, Ranked, Sampling
 from lorad.servers.sglang import KIND
 
-_ANSWER_SECONDS = 10.0  # of routes that do no work
-_ABORT_EVERY, _ABORT_TRIES = 0.1, 20
+_ABORT_EVERY = 0.1  # seconds
+_ABORT_TRIES = 20
 _GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
 _MAX_STOP_STRINGS = 32
 
@@ -55,18 +55,18 @@ class SglangDialect(Dialect):
 
     async def is_ready(self, http: Http) -> bool:
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=_ANSWER_SECONDS) == 200
+            return await http.status("/ready", timeout=ANSWER_SECONDS) == 200
         return False
 
     async def is_alive(self, http: Http) -> bool:
         # Not /health: it samples a token, which a paused server never does.
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=_ANSWER_SECONDS) < 600
+            return await http.status("/ready", timeout=ANSWER_SECONDS) < 600
         return False
 
     async def abilities(self, http: Http) -> Abilities:
-        info = await http.get("/server_info", timeout=_ANSWER_SECONDS)
-        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
+        info = await http.get("/server_info", timeout=ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
         context = next(card["max_model_len"] for card in models["data"] if not card.get("parent"))
         return Abilities(
             version=str(info["version"]),
@@ -87,10 +87,6 @@ class SglangDialect(Dialect):
         with _own_words():
             await http.post("/unload_lora_adapter", {"lora_name": name}, admin=True)
 
-    async def loaded(self, http: Http) -> dict[str, str]:
-        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
-        return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
-
     async def sample(
         self,
         http: Http,
@@ -100,7 +96,8 @@ class SglangDialect(Dialect):
         seed: int,
         sampling: Sampling,
     ) -> AsyncIterator[Piece]:
-        tokens, end = list(prompt), len(prompt) + sampling.max_new_tokens
+        tokens = list(prompt)
+        end = len(prompt) + sampling.max_new_tokens
         finish: Finish | None = None
         try:
             while finish is None:
@@ -117,7 +114,10 @@ class SglangDialect(Dialect):
                 async with contextlib.aclosing(_pieces(http, body, sampling)) as pieces:
                     async for piece, over in pieces:
                         tokens += piece.tokens
-                        finish = piece.finish or (self._ended(request, end - len(tokens)) if over else None)
+                        finish = piece.finish
+                        if finish is None and over:  # at the model's own end token: it continues, if it may
+                            finish = "abort" if request in self._aborted else None
+                            finish = "length" if len(tokens) >= end else finish
                         if piece.tokens or finish:
                             yield Piece(
                                 piece.tokens, piece.logprobs, finish, piece.routes if finish else None
@@ -125,12 +125,6 @@ class SglangDialect(Dialect):
         finally:
             self._running.pop(request, None)
             self._aborted.discard(request)
-
-    def _ended(self, request: str, left: int) -> Finish | None:
-        """Return why a sample ended that stopped at the model's own end token; None: it continues."""
-        if left <= 0:
-            return "length"
-        return "abort" if request in self._aborted else None
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None:
         # Asked again until they end: SGLang forgets an abort that overtakes its request.
@@ -183,7 +177,7 @@ class SglangDialect(Dialect):
 
     async def metrics(self, http: Http) -> Metrics:
         try:
-            text = await http.get("/metrics", timeout=_ANSWER_SECONDS)
+            text = await http.get("/metrics", timeout=ANSWER_SECONDS)
         except ServerRefused:
             return Metrics()
         values = replies.summed(str(text))
@@ -239,10 +233,12 @@ def _own_words() -> Iterator[None]:
 
 def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str, Any]:
     """All of them are said, so that no default of the server or of the model comes in."""
-    top_k, top_p = sampling.top_k or -1, sampling.top_p
+    top_k = sampling.top_k or -1
+    top_p = sampling.top_p
     if top_k == 1 and sampling.temperature != 0:
         # SGLang would give log-probabilities at temperature 1, if it batches this with nothing else.
-        top_k, top_p = -1, _GREEDY_TOP_P
+        top_k = -1
+        top_p = _GREEDY_TOP_P
     return {
         "max_new_tokens": max_new_tokens,
         "temperature": sampling.temperature,
@@ -267,10 +263,10 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
     The caller continues from there with a second request; seeds are hashed with positions, so the sample is
     the same as without the break.
     """
-    seen, over = 0, False
-    stream = http.events("/generate", body) if body["stream"] else _once(http, body)
+    seen = 0
+    over = False
     with _own_words():
-        async with contextlib.aclosing(stream) as events:
+        async with contextlib.aclosing(http.events("/generate", body)) as events:
             async for data in events:
                 reply = replies.parsed(data)
                 tokens, logprobs = replies.news(reply, seen)
@@ -280,10 +276,6 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
                 yield Piece(tokens, logprobs, finish, replies.routes(reply)), over
     if not over:
         raise ServerGone("/generate: the stream broke off")
-
-
-async def _once(http: Http, body: dict[str, Any]) -> AsyncGenerator[Any]:
-    yield await http.post("/generate", body)
 
 
 def _finish(reason: replies.FinishReason | None, sampling: Sampling) -> Finish | None:
@@ -309,14 +301,11 @@ def _missing(info: dict[str, Any]) -> Iterator[str]:
         yield "no --enable-memory-saver: sleep gives no memory back"
     elif not info.get("enable_weights_cpu_backup"):
         yield "no --enable-weights-cpu-backup: the base's weights are lost in sleep"
-    if not info.get("enable_deterministic_inference") and not _started_by_lorad(info):
+    is_lorads = str(info.get("launch_command") or "").endswith(" ".join(NOWHERE))
+    if not info.get("enable_deterministic_inference") and not is_lorads:
         yield "no --enable-deterministic-inference: seeds do not count, a sample cannot be made again"
     if not info.get("enable_metrics"):
         yield "no --enable-metrics: throughput, queue and cache are not shown"
-
-
-def _started_by_lorad(info: dict[str, Any]) -> bool:
-    return str(info.get("launch_command") or "").endswith(" ".join(NOWHERE))
 
 
 class SglangEngine(RemoteEngine):

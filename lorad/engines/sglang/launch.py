@@ -116,7 +116,8 @@ def _mend_cpu_experts() -> None:
         if not is_plain or config.routed_scaling_factor not in (None, 1.0):
             raise NotImplementedError(f"lorad computes experts on a CPU as Qwen3-MoE has them, not {config}")
         weights, index, _logits = topk_output
-        base, slots = layer.base_layer, lora_info.token_lora_mapping
+        base = layer.base_layer
+        slots = lora_info.token_lora_mapping
         of_gate_up, of_down = _adapters_of(lora_info)
         return plain_experts(
             hidden_states, index, weights, base.w13_weight, base.w2_weight, slots, of_gate_up, of_down
@@ -181,13 +182,6 @@ def _mend() -> None:
     if os.environ.get("LORAD_EXPERTS"):
         _mend_cpu_experts()
         _hold_routes()
-
-
-def _split_socket(arguments: list[str]) -> tuple[Path, list[str]]:
-    """Return the socket and SGLang's flags."""
-    if arguments[:1] != ["--uds"] or len(arguments) < 2:
-        _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
-    return Path(arguments[1]).absolute(), arguments[2:]
 
 
 def _use_private_directory(path: Path) -> str:
@@ -305,14 +299,6 @@ def share_of_free(share: float, devices: list[str]) -> float:
     return min(shares)
 
 
-def _with_memory(arguments: list[str]) -> list[str]:
-    share = os.environ.get("LORAD_DEVICE_SHARE")
-    if share is None:
-        return arguments
-    part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-    return [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
-
-
 def _serve(path: Path, arguments: list[str]) -> None:
     """Serve like `python -m sglang.launch_server`, until a signal ends it."""
     from sglang.launch_server import run_server
@@ -321,7 +307,10 @@ def _serve(path: Path, arguments: list[str]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
-    server = prepare_server_args([*_with_memory(arguments), *NOWHERE])
+    if share := os.environ.get("LORAD_DEVICE_SHARE"):
+        part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+        arguments = [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
+    server = prepare_server_args([*arguments, *NOWHERE])
     check_arguments(server)
     _serve_on(path)
     _freeze_over(path)
@@ -333,7 +322,10 @@ def _serve(path: Path, arguments: list[str]) -> None:
 
 def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
-    path, arguments = _split_socket(sys.argv[1:])
+    if sys.argv[1:2] != ["--uds"] or len(sys.argv) < 3:
+        _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
+    path = Path(sys.argv[2]).absolute()
+    arguments = sys.argv[3:]
     directory = _use_private_directory(path)
     prepare_environment(arguments)
     try:

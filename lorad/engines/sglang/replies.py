@@ -58,13 +58,18 @@ def parsed(data: Any) -> ServerReply:
 def news(reply: ServerReply, seen: int) -> tuple[list[int], list[float]]:
     """Tokens after the first `seen` of a sample and their log-probabilities.
 
-    A reply of a stream holds what is new since the last one, or all so far, as the server was started.
+    A reply of a stream holds what is new since the last one, or all so far, as the server was started. Raises
+    NotFinite when a log-probability is missing, of another token, or no number.
     """
     count = reply.meta_info.completion_tokens - seen
     if count <= 0:
         return [], []
     tokens = reply.output_ids[-count:]
-    return tokens, _finite(reply.meta_info.output_token_logprobs[-count:], tokens)
+    said = reply.meta_info.output_token_logprobs[-count:]
+    logprobs = [value for value, _, _ in said if value is not None and math.isfinite(value)]
+    if [token for _, token, _ in said] != tokens or len(logprobs) != len(tokens):
+        raise NotFinite("SGLang sampled without a finite log-probability for every token")
+    return tokens, logprobs
 
 
 def scores(reply: ServerReply, completion: Sequence[int]) -> np.ndarray:
@@ -101,17 +106,6 @@ def routes(reply: ServerReply) -> np.ndarray | None:
         return np.frombuffer(base64.b64decode(said, validate=True), "<i4")
     except ValueError as error:
         raise LoradError(f"the server answered routes that lorad does not know: {error}") from error
-
-
-def _finite(logprobs: list[_Logprob], tokens: list[int]) -> list[float]:
-    """Return the log-probabilities' values.
-
-    Raises NotFinite when one is missing, of another token, or no number.
-    """
-    values = [value for value, token, _ in logprobs if value is not None and math.isfinite(value)]
-    if [token for _, token, _ in logprobs] != tokens or len(values) != len(tokens):
-        raise NotFinite("SGLang sampled without a finite log-probability for every token")
-    return values
 
 
 def refusal(error: ServerRefused) -> ServerRefused:

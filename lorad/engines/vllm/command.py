@@ -48,10 +48,7 @@ RESERVED = frozenset((_WHO_REACHES_IT + _ONE_ENGINE + _MODEL + _RELIED_ON).split
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = {
-        **_common_flags(settings),
-        **(_cpu_flags(settings) if settings.device == "cpu" else _gpu_flags(settings)),
-    }
+    flags = _flags(settings)
     for flag, value in settings.engine_args.items():
         name = flag.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
@@ -92,9 +89,9 @@ def environment(settings: ServerSettings) -> dict[str, str]:
     }
 
 
-def _common_flags(settings: ServerSettings) -> dict[str, Any]:
+def _flags(settings: ServerSettings) -> dict[str, Any]:
     has_towers = {"text_config", "vision_config"} <= read_json(settings.model / "config.json").keys()
-    return {
+    flags: dict[str, Any] = {
         "served-model-name": BASE_NAME,
         "dtype": settings.dtype,
         "max-model-len": settings.context_length + CONTEXT_MARGIN,
@@ -116,19 +113,12 @@ def _common_flags(settings: ServerSettings) -> dict[str, Any]:
         "disable-uvicorn-access-log": True,
         "uvicorn-log-level": "warning",
     }
-
-
-def _cpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
-    return {
-        "enforce-eager": True,
-        "kv-cache-memory-bytes": max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context),
-    }
-
-
-def _gpu_flags(settings: ServerSettings) -> dict[str, Any]:
-    share = {"gpu-memory-utilization": round(settings.memory_fraction, 4)}
-    return {**share, "enable-sleep-mode": True} if settings.sleep else share
+    if settings.device == "cpu":
+        context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
+        cache = max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context)
+        return flags | {"enforce-eager": True, "kv-cache-memory-bytes": cache}
+    flags["gpu-memory-utilization"] = round(settings.memory_fraction, 4)
+    return flags | ({"enable-sleep-mode": True} if settings.sleep else {})
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.vllm import command, replies
@@ -20,8 +20,8 @@ from lorad.servers.vllm import KIND
 
 _SAMPLE = "/v1/completions"
 _ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
-ABORT_EVERY, _ABORT_TRIES = 0.1, 10  # seconds; then the connection is closed
-_ANSWER_SECONDS = 10.0  # of routes that do no work
+ABORT_EVERY = 0.1  # seconds
+_ABORT_TRIES = 10  # then the connection is closed
 _INFO_SECONDS = 60.0  # /server_info looks at the whole machine the first time
 _LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
 
@@ -68,7 +68,7 @@ class VllmDialect(Dialect):
 
     async def is_ready(self, http: Http) -> bool:
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/health", timeout=_ANSWER_SECONDS) == 200
+            return await http.status("/health", timeout=ANSWER_SECONDS) == 200
         return False
 
     async def is_alive(self, http: Http) -> bool:
@@ -76,12 +76,15 @@ class VllmDialect(Dialect):
         return await self.is_ready(http)
 
     async def abilities(self, http: Http) -> Abilities:
-        version = await http.get("/version", timeout=_ANSWER_SECONDS)
-        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
+        version = await http.get("/version", timeout=ANSWER_SECONDS)
+        models = await http.get("/v1/models", timeout=ANSWER_SECONDS)
         base = next(card for card in models["data"] if not card.get("parent"))
         self._bases[str(http.address)] = base["id"]
-        route = await http.status("/v1/load_lora_adapter", timeout=_ANSWER_SECONDS) != 404
-        info = await _info(http)
+        route = await http.status("/v1/load_lora_adapter", timeout=ANSWER_SECONDS) != 404
+        info: dict[str, Any] = {}  # stays empty without VLLM_SERVER_DEV_MODE
+        with contextlib.suppress(ServerRefused):
+            reply = await http.get("/server_info?config_format=json", timeout=_INFO_SECONDS)
+            info = dict(reply["vllm_config"])
         await self._memory.begin(http)
         lora = route and info.get("lora_config", True) is not None
         model = info.get("model_config", {})
@@ -105,10 +108,6 @@ class VllmDialect(Dialect):
         with _own_words():
             await http.post("/v1/unload_lora_adapter", {"lora_name": name}, admin=True)
         await self._memory.forget(http, name)
-
-    async def loaded(self, http: Http) -> dict[str, str]:
-        models = await http.get("/v1/models", timeout=_ANSWER_SECONDS)
-        return {card["id"]: card["root"] for card in models["data"] if card.get("parent")}
 
     async def sample(
         self,
@@ -196,7 +195,7 @@ class VllmDialect(Dialect):
 
     async def metrics(self, http: Http) -> Metrics:
         try:
-            text = await http.get("/metrics", timeout=_ANSWER_SECONDS)
+            text = await http.get("/metrics", timeout=ANSWER_SECONDS)
         except ServerRefused:
             return Metrics()
         return replies.metrics(str(text))
@@ -248,17 +247,9 @@ async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
     body = {"request_ids": [f"cmpl-{request}-0" for request in requests]}
     for route in _ABORT_ROUTES:
         with contextlib.suppress(ServerRefused):
-            await http.post(route, body, timeout=_ANSWER_SECONDS, admin=True)
+            await http.post(route, body, timeout=ANSWER_SECONDS, admin=True)
             return True
     return False
-
-
-async def _info(http: Http) -> dict[str, Any]:
-    """Return the server's configuration; empty without VLLM_SERVER_DEV_MODE."""
-    with contextlib.suppress(ServerRefused):
-        info = await http.get("/server_info?config_format=json", timeout=_INFO_SECONDS)
-        return dict(info["vllm_config"])
-    return {}
 
 
 def _missing(info: dict[str, Any], route: bool) -> Iterator[str]:

@@ -28,7 +28,8 @@ class AdapterNumbers:
         server.
         """
         address = str(http.address)
-        before, now = self._held.get(address, set()), await self._numbers_of(http)
+        before = self._held.get(address, set())
+        now = await self._numbers_of(http)
         self._held[address] = now
         self._numbers.pop((address, name), None)
         if len(new := now - before) == 1:

@@ -168,7 +168,7 @@ class Events:
         self.aborted = False  # set by a caller that ends it early
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._error: Exception | None = None
-        self._reader = asyncio.create_task(self._read(_stream(http, path, body)))
+        self._reader = asyncio.create_task(self._read(http.events(path, body)))
 
     async def __aenter__(self) -> "Events":
         return self
@@ -206,12 +206,3 @@ class Events:
             self._error = error
         finally:
             self._queue.put_nowait(None)
-
-
-async def _stream(http: Http, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-    if not body["stream"]:
-        yield await http.post(path, body)
-        return
-    async with contextlib.aclosing(http.events(path, body)) as events:
-        async for event in events:
-            yield event

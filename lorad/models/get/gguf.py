@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # by the format's number of a type
-_TEXT, _LIST = 8, 9
+_TEXT = 8
+_LIST = 9
 _ALIGNMENT = 32  # bytes; tensors begin at multiples, where `general.alignment` does not say another
 _BLOCK = 32  # numbers that have a scale in common
-_F32, _Q4_1, _Q8_0 = 0, 3, 8
+_F32 = 0
+_Q4_1 = 3
+_Q8_0 = 8
 _BLOCKS = {
     _F32: np.dtype("<f4"),
     _Q4_1: np.dtype([("scale", "<f2"), ("least", "<f2"), ("halves", "u1", _BLOCK // 2)]),

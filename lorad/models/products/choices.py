@@ -32,7 +32,8 @@ _MOST_ROWS = 1024  # beyond, the form of so many rows counts
 _FILE_BYTES = 4 << 20
 _NUMBERS = 1 << 24  # at most, in the weights that are measured: no cache holds them
 _MULTIPLICATIONS = 1 << 31  # at most, in a product that is measured
-_ROUNDS, _SECONDS = 7, 0.1  # at most, for one shape
+_ROUNDS = 7  # at most, for one shape
+_SECONDS = 0.1  # at most, for one shape
 _MARGIN = 0.93  # of the time of the rule's form: less is noise
 _CPU = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags")
 

@@ -157,7 +157,8 @@ class Layout:
         lengths = runs.lengths[group]
         owner = runs.owner[group]
         prefixes = runs.prefixes[group]
-        wide, long = int(prefixes.max()), int(lengths.max())
+        wide = int(prefixes.max())
+        long = int(lengths.max())
         # a run's last row is repeated for padding
         cells = np.minimum(np.arange(long), np.maximum(lengths, 1)[:, None] - 1)
         own = runs.starts[group][:, None] + cells

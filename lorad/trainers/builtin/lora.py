@@ -67,7 +67,8 @@ class SlotLora:
 
     def merged(self, base: Base) -> tuple[Base, SlotLora]:
         """Return what to run: the base and this, or where it is cheaper a base with the slot merged."""
-        (slot, *others), rows = self.slots, self.ranges[-1].stop
+        slot, *others = self.slots
+        rows = self.ranges[-1].stop
         enough = rows >= 2 * base.config.hidden_size  # else the copies take longer than the products
         keeps = slot.spec.adapter.dora and torch.is_grad_enabled()  # W x alone is in the gradient of m
         if others or self.generators or keeps or not (enough and gains_by_merging(base)):
@@ -169,7 +170,8 @@ class _SlotDelta:
 
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Add the delta to y; return A x, [rows, modules * rank], and the masks of dropout."""
-        x, y = x[self.rows], y[self.rows]
+        x = x[self.rows]
+        y = y[self.rows]
         a = self.site.a.to(x.dtype)
         masks = []
         if self.is_dora and self.site.bias is not None:
@@ -217,7 +219,8 @@ class _SlotDelta:
         self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
     ) -> None:
         """Add to the slot's gradients and to this part's rows of x_grad, if there is one."""
-        x, y_grad = x[self.rows], y_grad[self.rows]
+        x = x[self.rows]
+        y_grad = y_grad[self.rows]
         low_grad = torch.empty_like(low)
         for half in self.site.halves:
             b, scale = self._scaled(half, x.dtype)
@@ -282,9 +285,11 @@ class _ExpertsPart(_SlotDelta):
     def backward(
         self, x: Tensor, low: Tensor, masks: list[Tensor], y_grad: Tensor, x_grad: Tensor | None
     ) -> None:
-        x, y_grad = x[self.rows], y_grad[self.rows]
+        x = x[self.rows]
+        y_grad = y_grad[self.rows]
         for number, half in enumerate(self.site.halves):
-            (a, b, scale), rank = self._pair(half, x.dtype), half.b.shape[-1]
+            a, b, scale = self._pair(half, x.dtype)
+            rank = half.b.shape[-1]
             module_low = low.chunk(len(self.site.halves), 1)[number]
             out = y_grad[:, half.rows]
             half.b_grad.add_(self._product(out.t(), module_low)[..., :rank], alpha=self.scale)

@@ -89,6 +89,7 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
 def _common(prompts: Sequence[list[int]], start: int) -> int:
     """Return how many tokens from a place on all prompts have alike, without the last of any."""
     heads = [prompt[start:-1] for prompt in prompts]
-    first, last = min(heads), max(heads)
+    first = min(heads)
+    last = max(heads)
     apart = (place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
     return next(apart, len(first))

@@ -60,7 +60,9 @@ class BuiltinTrainer(Trainer):
     """
 
     def __init__(self, base: Base, compute: Compute, model: str = "") -> None:
-        self._base, self._compute, self._model = base, compute, model
+        self._base = base
+        self._compute = compute
+        self._model = model
         self._slots = Slots[Slot]()
         self._may_halve = base.device.type == "cuda"  # a CPU without memory ends the process
 

@@ -27,7 +27,8 @@ _APART = {"full_attention", "sliding_attention"}
 """Kinds of layers that keep the sequences of a row apart, wherever in the row these begin."""
 _LENGTH_SCALED = {"dynamic", "longrope"}
 """Kinds of RoPE whose frequencies follow from the longest sequence of a row."""
-_FIRST, _SECOND = 24, 8  # tokens of two sequences in a row
+_FIRST = 24  # tokens of the first of two sequences in a row
+_SECOND = 8
 _SEED = 20260101
 _ROUNDING = 0.05
 """What rounding may do to logits, by their norm: in bfloat16 it does less than a fifth of that."""

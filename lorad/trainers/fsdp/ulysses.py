@@ -79,7 +79,8 @@ class _Exchange(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: DataParallel, to_heads: bool) -> Tensor:
-        ctx.group, ctx.to_heads = group, to_heads
+        ctx.group = group
+        ctx.to_heads = to_heads
         return _exchanged(x, group, to_heads=to_heads)
 
     @staticmethod

@@ -108,7 +108,9 @@ class RemoteTrainer(Trainer):
         return cls(processes, ready, spread)
 
     def __init__(self, processes: RankProcesses, ready: Ready, spread: Spread | None) -> None:
-        self._processes, self._ready, self._spread = processes, ready, spread
+        self._processes = processes
+        self._ready = ready
+        self._spread = spread
         self._slots: dict[str, None] = {}
         self._with_files: set[asyncio.Task[Any]] = set()
 

@@ -29,7 +29,8 @@ class Losses:
     """
 
     def __init__(self, work: ForwardBackward, device: torch.device) -> None:
-        self.work, self.device = work, device
+        self.work = work
+        self.device = device
         self.stats = LossStats()
         size = work.batch.targets.size
         self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
@@ -41,7 +42,9 @@ class Losses:
 
 class _PolicyLoss(RowLoss):
     def __init__(self, losses: Losses, rows: Rows, collect: Callable[[], None] | None) -> None:
-        self._losses, self._rows, self._collect = losses, rows, collect
+        self._losses = losses
+        self._rows = rows
+        self._collect = collect
         self._work = losses.work
         loss = self._work.loss
         self.temperature = loss.temperature

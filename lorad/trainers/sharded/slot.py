@@ -79,7 +79,8 @@ class ShardedSlot:
         *,
         leads: bool = True,
     ) -> None:
-        self.spec, self.dp = spec, dp
+        self.spec = spec
+        self.dp = dp
         self._sections = [each for each in (*sections, ParameterSection(head, dp, leads)) if each.shapes]
         self.head = [nn.Parameter(torch.zeros(shape)) for shape in head]
         padded = sum(each.padded for each in self._sections)

@@ -76,7 +76,9 @@ class RankTrainer:
     """
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
-        self._body, self._calls, self._model = body, calls, model
+        self._body = body
+        self._calls = calls
+        self._model = model
         self.slots = Slots[ShardedSlot]()
         self._key: MountKey | None = None
         self._mounted: Mounted | None = None

@@ -35,7 +35,7 @@ from lorad.daemon.queue.tenants import (
     promised,
     tenants_of,
 )
-from lorad.engines.builtin import engine
+from lorad.engines.builtin import engine, local
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
@@ -315,7 +315,7 @@ def test_run_needs_versions_plus_load_and_slot() -> None:
 
 
 def test_limits_are_those_that_engines_have() -> None:
-    assert MAX_RANK == engine.MAX_RANK and SERVERS_VERSIONS == MAX_VERSIONS
+    assert MAX_RANK == local.MAX_RANK and SERVERS_VERSIONS == MAX_VERSIONS
     assert inspect.signature(engine.BuiltinEngine).parameters["max_versions"].default == MAX_VERSIONS
     assert capacity_of(None, None) == Capacity(64, 0, 512) and capacity_of(SERVER, None) == Capacity(
         62, 0, 16
