@@ -27,7 +27,14 @@ def watch(run: Shown, period: float) -> None:
     """
     name = ""
     try:
-        show = _display(run)
+        show: Callable[[RunDetails], None] = _line_in_place if sys.stderr.isatty() else _Lines().show
+        if _is_notebook():  # what it shows replaces what it showed before
+            display: Any = sys.modules["IPython.display"]
+            shown = display.display(run, display_id=True)
+
+            def show(_: RunDetails) -> None:
+                shown.update(run)
+
         while True:
             details = run.details
             name = details.name
@@ -40,15 +47,6 @@ def watch(run: Shown, period: float) -> None:
     finally:
         if not _is_notebook() and sys.stderr.isatty():
             print(file=sys.stderr)
-
-
-def _display(run: Shown) -> Callable[[RunDetails], None]:
-    """Return a function that shows how the run is. In a notebook it replaces what was shown before."""
-    if _is_notebook():
-        display: Any = sys.modules["IPython.display"]
-        shown = display.display(run, display_id=True)
-        return lambda _: shown.update(run)
-    return _line_in_place if sys.stderr.isatty() else _Lines().show
 
 
 def _is_notebook() -> bool:

@@ -66,15 +66,11 @@ def cache_directory() -> Path:
 def give_home() -> None:
     """Set HOME to lorad's own home for a user who has none: third parties keep files there, or die."""
     with contextlib.suppress(StorageError):
-        if "HOME" not in os.environ and not _has_passwd_entry():
-            os.environ["HOME"] = str(default_home())
-
-
-def _has_passwd_entry() -> bool:
-    try:
-        return bool(pwd.getpwuid(os.getuid()))
-    except KeyError:
-        return False
+        try:
+            pwd.getpwuid(os.getuid())
+        except KeyError:
+            if "HOME" not in os.environ:
+                os.environ["HOME"] = str(default_home())
 
 
 def _socket_path(path: Path) -> Path:
