@@ -98,7 +98,10 @@ class _Episodes:
             for episode in ask.over:
                 self._close(episode)
             env, observed = self._heard(ask)
-            observed = _checked(observed)
+            if not isinstance(observed, Observation):
+                raise ValueError(f"returned {type(observed).__name__}, not an Observation")
+            if not abs(float(observed.reward)) < 1e30:  # NaN too
+                raise ValueError(f"returned the reward {observed.reward}, not a finite number")
             tools = [] if ask.turns else wrapped_all(getattr(env, "tools", ()))
         except BaseException as error:
             self._there.pop(ask.episode, None)
@@ -136,15 +139,6 @@ class _Episodes:
     def _close(self, episode: int) -> None:
         if episode in self._there:
             self._there.pop(episode)[0].close()
-
-
-def _checked(returned: Any) -> Observation:
-    """Return an observation of the right types. Raises ValueError."""
-    if not isinstance(returned, Observation):
-        raise ValueError(f"returned {type(returned).__name__}, not an Observation")
-    if not abs(float(returned.reward)) < 1e30:  # NaN too
-        raise ValueError(f"returned the reward {returned.reward}, not a finite number")
-    return returned
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -116,14 +117,7 @@ class Grant:
             stack.callback(ended.cancel)
             self._tell("asked")
             granted = await self._answer(lines, child)
-
-            async def connect(granted_node: GrantedNode) -> Node:
-                self._check(granted_node)
-                connection = Node.connected(granted_node, credentials, self._life, self._setup)
-                node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
-                node.leaving.add_done_callback(lambda _: self._leave(node))
-                return node
-
+            connect = functools.partial(self._connect, stack, credentials)
             for granted_node in granted.nodes:
                 await connect(granted_node)
             self._tell("granted", nodes=granted.nodes)
@@ -133,6 +127,22 @@ class Grant:
                 yield
             finally:
                 self._ending = True
+
+    async def _connect(
+        self, stack: AsyncExitStack, credentials: Credentials, granted_node: GrantedNode
+    ) -> Node:
+        self._check(granted_node)
+        connection = Node.connected(granted_node, credentials, self._life, self._setup)
+        node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
+
+        def leave(_: object) -> None:
+            if node in self.rollout:
+                self._lose(Lost(node.name, "it was asked to end"))
+            elif node in self.hosts:  # whose runs the daemon takes first
+                self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
+
+        node.leaving.add_done_callback(leave)
+        return node
 
     def _prepare(self) -> None:
         sweep(self._record)
@@ -249,13 +259,6 @@ class Grant:
             with contextlib.suppress(LoradError):
                 await node.leave()
         return node.leaving.done() and not node.lost.done()
-
-    def _leave(self, node: Node) -> None:
-        """Let a rollout node go that was asked to end; of one with ranks the daemon takes the runs first."""
-        if node in self.rollout:
-            self._lose(Lost(node.name, "it was asked to end"))
-        elif node in self.hosts:
-            self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
 
     def _lose(self, line: Lost) -> None:
         """Give up a node. Without a rollout node the others go on."""

@@ -192,15 +192,16 @@ class LoadedVersions:
         """Hide an entry from now on, and unload it when its last user has finished."""
         if self._entries.get(entry.version) is entry:
             del self._entries[entry.version]
-        task = asyncio.create_task(self._unload(entry))
+
+        async def unload() -> None:
+            while entry.users:
+                await entry.idle.wait()
+            self._forget(entry.engine_name)
+            await self._engine.unload(entry.engine_name)
+
+        task = asyncio.create_task(unload())
         self._background.add(task)
         task.add_done_callback(self._ended)
-
-    async def _unload(self, entry: LoadedVersion) -> None:
-        while entry.users:
-            await entry.idle.wait()
-        self._forget(entry.engine_name)
-        await self._engine.unload(entry.engine_name)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

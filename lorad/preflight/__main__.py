@@ -86,7 +86,6 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.servers.table import NAMES, SERVERS
     from lorad.spec.data import names_of
-    from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
@@ -146,9 +145,11 @@ def preflight(
 
 def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
+    sets = (each.data for each in spec.eval.sets.values())
+    sources = [*names_of(spec.data.train), *names_of(spec.data.eval), *sets]
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
-        *(partial(_there, source, cwd) for source in _sources(spec)),
+        *(partial(_there, source, cwd) for source in sources),
         lambda: UserFunctions(spec.algorithm, cwd),
     ]
     for judged in (spec, *spec.of_sources.values()):
@@ -162,12 +163,6 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
             yield error
         except (AdapterRefused, OSError):  # said by `checked`, once the rest is right
             pass
-
-
-def _sources(spec: Spec) -> list[str]:
-    """List the data that a spec names."""
-    named = (*names_of(spec.data.train), *names_of(spec.data.eval))
-    return [*named, *(one.data for one in spec.eval.sets.values())]
 
 
 def _there(source: str, cwd: Path) -> None:
@@ -205,12 +200,17 @@ def _checked(
     check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
-    numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
+    taught = teacher.facts if teacher else None
+    numbers = _numbers(spec, adapter, shapes, reference, taught or model)
     tokenizer = checked_tokenizer(directory)
     begin(f"importing {spec.env.name}" if spec.env.package else "reading the data")
     data = load_train(spec, tokenizer, cwd)
     spec = settled_mode(spec, box)
-    parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
+    parts = (
+        adapters_alone(spec, model, adapter, numbers, device)
+        if warm
+        else pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, taught)
+    )
     free = available or (available_memory() if device == "cpu" and is_here else None)
     sides = [] if warm or not is_here else memory_of_gpus(spec, model, adapter, numbers, data)
     check_memory(parts, sides, free, device, spec.pool.memory_fraction)
@@ -235,7 +235,9 @@ def _checked(
         modules=base.modules,
         routes=base.routes,
         adapter_parameters=numbers.adapter,
-        lora=_settled(spec.lora, adapter),
+        lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=adapter.rank_of_experts))
+        if adapter.experts
+        else spec.lora,
         reference_parameters=numbers.frozen,
         critic_parameters=numbers.critic,
         memory_needed=sum(parts.values()),
@@ -250,13 +252,6 @@ def _checked(
         warnings=warnings + check_dtype(spec, device) + doubts(spec),
     )
     return facts, data, tokenizer
-
-
-def _settled(lora: Lora, adapter: AdapterConfig) -> Lora:
-    """Return `lora` with the rank on experts, where the adapter is on any."""
-    if not adapter.experts:
-        return lora
-    return replace(lora, experts=replace(lora.experts, rank=adapter.rank_of_experts))
 
 
 def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
@@ -289,24 +284,6 @@ def _numbers(
     frozen = max(frozen, size if algorithm.kl.reset_every else 0)
     critic = size * (algorithm.critic.rank or adapter.rank) // adapter.rank * algorithm.has_critic
     return Numbers(size, frozen, critic)
-
-
-def _memory(
-    spec: Spec,
-    model: ModelFacts,
-    adapter: AdapterConfig,
-    numbers: Numbers,
-    data: Dataset,
-    device: str,
-    teacher: Teacher | None,
-    *,
-    warm: bool,
-) -> dict[str, int]:
-    """Return bytes by part. warm: see Question."""
-    if warm:
-        return adapters_alone(spec, model, adapter, numbers, device)
-    facts = teacher.facts if teacher else None
-    return pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, facts)
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
@@ -418,9 +395,8 @@ def _warnings(
         ),
         f"model: its configuration does not name {late}, with which its "
         "tokenizer or its chat template ends turns; completions end there as well": bool(tokenizer.late_ends),
-        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
-        and not (held_out or spec.eval.sets)
-        and spec.algorithm.kind != "tinker",
+        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": _is_evaluated(spec)
+        and not (held_out or spec.eval.sets),
         f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
         f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,
