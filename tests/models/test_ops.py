@@ -153,7 +153,7 @@ def test_few_rows_times_large_weights_are_exact(shape: tuple[int, int]) -> None:
 
 def test_arrays_reach_a_gpu_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Tensor] = []
-    arrays = [
+    arrays: list[np.ndarray] = [
         np.arange(7),
         np.zeros((2, 0, 3), np.float32),
         np.arange(6, dtype=np.float32).reshape(2, 3),
