@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lorad.engines.builtin.prefix import PrefixCache
+from lorad.engines.builtin.sampler import CANDIDATES
 from lorad.trainers.builtin import routes
 from tests.fake_gpu.cuda import fake_gpu
 from tests.fake_gpu.device import FakeGpu
@@ -23,7 +24,7 @@ from tests.fake_gpu.scenes import (
 )
 
 STEPS = 6
-SAMPLING = 48  # kernels of sampling and of the ends of rows
+SAMPLING = 49  # kernels of sampling and of the ends of rows
 A_LAYER = {100: 29, 300: 68}  # most kernels of a layer with an adapter, by tokens of a prompt: 256 are shared
 SECOND_ADAPTER = 12  # kernels of a layer more
 COPIES_OF_OWNERS = 4  # of whose a row's adapter and shared prompt are, when rows have come
@@ -121,3 +122,13 @@ def test_a_base_in_float32_decodes() -> None:
         base = base_of(config(), torch.float32)
         finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS)])
         assert gpu.graphs
+
+
+@pytest.mark.system
+def test_no_step_sorts_the_vocabulary() -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config(vocab_size=32768))
+        rows = 8
+        finish(batch_of(base), [call(version(base, "a"), [4, 4], 100, STEPS, top_p=0.9)])
+        assert sum(graph.replays for graph in gpu.graphs) >= STEPS - 1
+        assert gpu.sorted == rows * CANDIDATES

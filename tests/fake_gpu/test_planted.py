@@ -94,9 +94,9 @@ _MISTAKES = {
         "boolean index",
     ),
     "each row is read by itself": _Mistake(
-        "lorad.engines.builtin.decode:_push",
-        "download(drawn)",
-        "[[number.item() for number in row] for row in drawn]",
+        "lorad.models.ops:download",
+        "return pinned.tolist()",
+        "return [[number.item() for number in row] for row in tensor]",
         _decode,
         "<= (",
     ),

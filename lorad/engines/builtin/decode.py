@@ -17,7 +17,7 @@ from lorad.engines.builtin.calls import SHARED, Call, Sample, SampleGroup
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Memory, Result, Rows, Stepper, StepShape, joined, seeds_of, stepper
+from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, joined, seeds_of, stepper
 from lorad.models.delta.states import bytes_per_row
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
@@ -115,7 +115,9 @@ class DecodeBatch:
         self.slots = np.zeros(0, np.int64)  # one per row: that of its shared prompt
         self.memory = Memory(Rows(0, base.device), KVCache(base, 0, 0), SharedPrompts(base))
         self.stepper: Stepper = stepper(models)
-        self.steps = Steps(False, False, False)
+        self.steps = Steps.of([])
+        # what is drawn again would be two steps of the states of a gated delta net
+        self.is_bounded = base.device.type == "cuda" and base.config.delta is None
         self.bound = True  # whether stepper and steps know of the present rows
         self.versions = 0  # in a step, when bound
         self.seen: deque[int] = deque(maxlen=SEEN) if seen is None else seen
@@ -300,7 +302,7 @@ class DecodeBatch:
         """
         steps = Steps.of([growing.sampling for growing in samples])
         tokens, logprobs = sample(scores, keys, counts, parameters, steps)
-        return tokens, _push(samples, joined(tokens, logprobs))
+        return tokens, _push(samples, download(joined(tokens, logprobs)))
 
     def _next_groups(self) -> list[SampleGroup]:
         """Take the next groups of one version whose rows fit, and whose prompts fit into one forward.
@@ -388,24 +390,34 @@ class DecodeBatch:
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
             self.prompts.assign(self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span)
-            self.steps = Steps.of({id(sample.sampling): sample.sampling for sample in self.samples}.values())
+            samplings = {id(sample.sampling): sample.sampling for sample in self.samples}.values()
+            self.steps = Steps.of(samplings)._replace(bounded=self.is_bounded)
             self.versions = len(
                 {group.call.held for group in self.groups if group.call.held.lora is not None}
             )
             self.bound = True
         if self.versions:
             self.seen.append(self.versions)
+        drawn = self._drawn()
+        if any(token < 0 for token, _ in drawn):  # once per rows: such a distribution has others behind it
+            self.memory.rows.rewind([sample.tokens[-1] for sample in self.samples])
+            self.steps = self.steps._replace(bounded=False)
+            drawn = self._drawn()
+        self.lengths = self.lengths + 1
+        self._retain(_push(self.samples, drawn))
+
+    def _drawn(self) -> list[tuple[float, float]]:
+        """Run a step, and return a token and its log-probability for each row."""
         shape = StepShape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
         routed = [row for row, sample in enumerate(self.samples) if sample.sampling.routes]
         kind = route_shape(self.models.base) if routed else None
         recording = None if kind is None else Recording(kind)
-        drawn = self.stepper.run(self.memory, shape, recording)
-        if recording is not None:
+        drawn: list[tuple[float, float]] = download(self.stepper.run(self.memory, shape, recording))
+        if recording is not None and all(token >= 0 for token, _ in drawn):
             routes = recording.routes()
             for row in routed:
                 self.samples[row].routes.append(routes[row : row + 1])
-        self.lengths = self.lengths + 1
-        self._retain(_push(self.samples, drawn))
+        return drawn
 
     def _retain(self, alive: Sequence[bool]) -> None:
         """Let the other rows leave; the last rows move into the holes, so that little is copied."""
@@ -440,7 +452,7 @@ def _longest(lengths: np.ndarray, samples: Sequence[Sample]) -> int:
     return max(length + sample.sampling.max_new_tokens - len(sample.tokens) for length, sample in rows)
 
 
-def _push(samples: Sequence[Sample], drawn: Result) -> list[bool]:
+def _push(samples: Sequence[Sample], drawn: Sequence[tuple[float, float]]) -> list[bool]:
     """Append to each sample its token; returns which of them continue."""
-    rows = zip(samples, download(drawn), strict=True)
+    rows = zip(samples, drawn, strict=True)
     return [growing.push(int(token), logprob) for growing, (token, logprob) in rows]

@@ -18,6 +18,7 @@ from lorad.models.experts import Recording
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
+from lorad.models.ops import upload
 
 Result = torch.Tensor  # float64 [rows, 2]: a token, and its log-probability, so that one copy fetches both
 _Loras = Sequence[FrozenLora | None]
@@ -86,6 +87,13 @@ class Rows:
         for tensor, new in zip(self._tensors(), state, strict=True):
             tensor[start : start + len(new)] = new
 
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """Have the first rows do their last step again, into which these tokens were fed."""
+        count = len(tokens)
+        (self.tokens[:count],) = upload([np.array(tokens)], self.tokens.device)
+        self.lengths[:count] -= 1
+        self.counts[:count] -= 1
+
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy rows `sources` over rows `targets`, both int64."""
         for tensor in self._tensors():
@@ -138,7 +146,8 @@ def _step(
     tokens, logprobs = sample(
         scores, rows.keys[active], rows.counts[active], rows.parameters[active], shape.steps
     )
-    rows.tokens[active] = tokens
+    # idle rows go on with what they drew, whatever it is
+    rows.tokens[active] = tokens.clamp(min=0) if shape.steps.bounded else tokens
     rows.lengths[active] += 1
     rows.counts[active] += 1
     return joined(tokens, logprobs)
