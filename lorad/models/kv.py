@@ -2,7 +2,7 @@
 with its own length; the rest is masked.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn import functional as F
@@ -85,14 +85,11 @@ class KVCache:
             for layer in self.layers:
                 layer[:, slot].zero_()
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
-        """Copy the first `span` tokens of slots `sources` over the first tokens of `targets`."""
-        device = self.layers[0].device
-        holes = torch.tensor(targets, device=device)
-        movers = torch.tensor(sources, device=device)
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, span: int) -> None:
+        """Copy the first `span` tokens of slots `sources` over the first tokens of `targets`, both int64."""
         for layer in self.layers:
-            layer[:, holes, :, :span] = layer[:, movers, :, :span]
-        self.states.move(movers, holes)
+            layer[:, targets, :, :span] = layer[:, sources, :, :span]
+        self.states.move(sources, targets)
 
     def fill(self, slots: slice | torch.Tensor, other: "KVCache", rows: torch.Tensor, skip: int = 0) -> None:
         """Make slots copies of the slots `rows` (int64) of another, without its first `skip` tokens: one

@@ -18,6 +18,7 @@ from lorad.adapters.adapter import MAGNITUDE
 from lorad.models.base import Base, Weight
 from lorad.models.config import groups_of, modules_in
 from lorad.models.directory import linear_shapes
+from lorad.models.ops import upload
 from lorad.models.products.forms import ends_of, grouped
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -288,9 +289,8 @@ class MixedLora:
             return
         rows, places = moves(owner, self.count, self.per)
         is_even = np.array_equal(rows, np.arange(len(owner)))  # and in order: nothing to move
-        gather = None if is_even else torch.from_numpy(rows).to(self.device)
-        place = torch.from_numpy(places).to(self.device)
-        owners = torch.from_numpy(owner).to(self.device)
+        sources, place, owners = upload([rows, places, owner], self.device)
+        gather = None if is_even else sources
         if not self.per:
             self.gather = gather
             self.place = place

@@ -10,10 +10,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
+
+_ALIGNED = 64  # bytes that parts of one copy begin at a multiple of
 
 
 def prepare(device: torch.device) -> None:
@@ -25,6 +28,37 @@ def prepare(device: torch.device) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     if device.index is not None:
         torch.cuda.set_device(device)  # streams and graphs are made there
+
+
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return arrays as tensors on a device. A GPU gets them in one copy out of pinned memory, for which the
+    host does not wait; there they are parts of one tensor.
+    """
+    flat = [np.ascontiguousarray(array) for array in arrays]
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in flat]
+    ends = np.cumsum([-(-array.nbytes // _ALIGNED) * _ALIGNED for array in flat]).tolist()
+    pinned = torch.empty(ends[-1], dtype=torch.uint8).pin_memory()
+    host = pinned.numpy()
+    parts = [slice(end, end + array.nbytes) for end, array in zip([0, *ends], flat, strict=False)]
+    for part, array in zip(parts, flat, strict=True):
+        host[part] = array.reshape(-1).view(np.uint8)
+    copied = pinned.to(device, non_blocking=True)
+    dtypes = [torch.from_numpy(array).dtype for array in flat]
+    return [
+        copied[part].view(dtype).view(array.shape)
+        for part, dtype, array in zip(parts, dtypes, flat, strict=True)
+    ]
+
+
+def download(tensor: Tensor) -> Any:
+    """Return the numbers of a tensor as lists; a GPU's by one copy into pinned memory."""
+    if tensor.device.type != "cuda":
+        return tensor.tolist()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+    pinned.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return pinned.tolist()
 
 
 def hold_to_same_bits(device: torch.device) -> None:

@@ -87,21 +87,28 @@ class TokenLosses(NamedTuple):
 
 
 def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: torch.device) -> TokenTargets:
-    """Move the targets of some tokens of a batch, a slice or int64 places, to the device."""
-
-    def moved(array: np.ndarray | None) -> Tensor | None:
-        return None if array is None else torch.from_numpy(np.array(array[tokens], np.float32)).to(device)
-
-    advantages = moved(targets.advantages)
-    assert advantages is not None
-    weights = moved(targets.weights)
+    """Move the targets of some tokens of a batch, a slice or int64 places, to the device, all at once."""
+    arrays = {
+        "advantages": targets.advantages,
+        "weights": targets.weights,
+        "sampler": targets.sampler_logprobs,
+        "old": targets.old_logprobs,
+        "reference": targets.reference_logprobs,
+        "sequence": targets.sequence_log_ratios,
+    }
+    present = {name: array[tokens] for name, array in arrays.items() if array is not None}
+    together = torch.from_numpy(np.stack([*present.values()], dtype=np.float32, casting="unsafe"))
+    moved = dict(zip(present, together.to(device), strict=True))
+    weights = moved.pop("weights", None)
+    if weights is None:
+        weights = torch.ones_like(moved["advantages"])
     return TokenTargets(
-        advantages=advantages,
-        weights=torch.ones_like(advantages) if weights is None else weights,
-        sampler=moved(targets.sampler_logprobs),
-        old=moved(targets.old_logprobs),
-        reference=moved(targets.reference_logprobs),
-        sequence=moved(targets.sequence_log_ratios),
+        advantages=moved["advantages"],
+        weights=weights,
+        sampler=moved.get("sampler"),
+        old=moved.get("old"),
+        reference=moved.get("reference"),
+        sequence=moved.get("sequence"),
     )
 
 

@@ -121,3 +121,17 @@ def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
 )
 def test_few_spans_are_captured(models: Merger, tokens: int, span: int) -> None:
     assert GraphedSteps(models, lambda: capture).span(tokens) == span
+
+
+def test_rows_of_too_few_candidates_draw_again(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorad.engines.builtin.sampler.CANDIDATES", 8)
+    whole: list[bool] = []
+    for batch in (DecodeBatch(models, 64, ENOUGH), graphed(models)):
+        batch.is_bounded = True
+        seen = watch(batch, lambda batch=batch: batch.steps.bounded)
+        work = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]
+        made = finish(batch, *work)
+        alone = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]
+        assert same(made, finish(DecodeBatch(models, 64, ENOUGH), *alone))
+        whole += seen
+    assert {True, False} == {*whole}

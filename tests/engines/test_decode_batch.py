@@ -46,6 +46,7 @@ def call(
     new: int = 24,
     start: Sequence[int] = (5, 9, 7),
     stops: int = 0,
+    **how: float,
 ) -> Call:
     """Prompts with so many samples each; about one token in 128 / stops ends a sample."""
     prompts = [
@@ -54,7 +55,8 @@ def call(
         )
         for n, count in enumerate(counts)
     ]
-    sampling = Sampling(new, temperature=2.0, stop_token_ids=tuple(range(3, 3 + stops)))
+    ends = tuple(range(3, 3 + stops))
+    sampling = Sampling(new, temperature=2.0, stop_token_ids=ends, **how)  # type: ignore[arg-type]
     return Call("r", held, prompts, sampling, None)
 
 

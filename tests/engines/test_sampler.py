@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lorad.engines.builtin import sampler
 from lorad.engines.builtin.sampler import Steps, draw, keys_of, mix, parameters_of, sample, uniforms
 from lorad.protocol.batch import Sampling
 
@@ -106,3 +107,50 @@ def test_sums_of_the_same_bits_are_of_integers(same_bits: None) -> None:
     torch.use_deterministic_algorithms(False)
     assert torch.equal(ours, drawn())
     test_a_token_of_probability_zero_is_never_drawn()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in float64, and few candidates."""
+    monkeypatch.setattr(sampler, "_SUMS", {"cpu": torch.float64})
+    monkeypatch.setattr(sampler, "CANDIDATES", 16)
+
+
+def hard_logits() -> torch.Tensor:
+    """Random ones of several temperatures, flat, with ties, of one word, and with words that cannot be."""
+    rng = torch.Generator().manual_seed(0)
+    rows = [torch.randn(300, generator=rng) * scale for scale in (0.0, 0.1, 1.0, 3.0, 10.0, 40.0)]
+    rows += [torch.randn(300, generator=rng).mul(scale).round() for scale in (1, 2, 4)]
+    rows += [torch.where(torch.arange(300) == 170, 100.0, 0.0)]
+    rows += [torch.where(torch.arange(300) % 37 == 5, 1.0, float("-inf"))]
+    rows += [torch.where(torch.arange(300) < 17, 5.0, 0.0), torch.where(torch.arange(300) > 283, 5.0, -9.0)]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 2, 5, 15, 16, 17, 200, 1000])
+def test_few_candidates_are_what_sorting_leaves(as_on_a_gpu: None, top_p: float, top_k: int) -> None:
+    probabilities = torch.softmax(hard_logits(), -1)
+    rows = len(probabilities)
+    asked = torch.full((rows, 1), top_p), torch.full((rows, 1), float(top_k))
+    left, words, is_whole = sampler.candidates(probabilities, *asked)
+    sorted_ = sampler.truncate(probabilities, *asked)
+    ours = torch.zeros_like(sorted_).scatter_(1, words, left)
+    assert torch.equal(ours[is_whole], sorted_[is_whole])
+    least = sorted_.masked_fill(sorted_ == 0, torch.inf).amin(-1)
+    last = probabilities.sort(-1, descending=True).values[:, 15]
+    assert torch.equal(is_whole, (least > last) & (top_k <= 16) | (last == 0))
+    uniform = uniforms(keys_of(np.arange(rows, dtype=np.uint64)), torch.zeros(rows, dtype=torch.int64))
+    tokens = words.gather(1, draw(left, uniform)[:, None])[:, 0]
+    assert torch.equal(tokens[is_whole], draw(sorted_, uniform)[is_whole])
+
+
+def test_words_drawn_by_blocks_are_the_same(as_on_a_gpu: None) -> None:
+    probabilities = torch.softmax(hard_logits(), -1)
+    for seed in range(200):
+        keys = keys_of(np.arange(seed, seed + len(probabilities), dtype=np.uint64))
+        uniform = uniforms(keys, torch.zeros_like(keys))
+        assert torch.equal(sampler.draw_in_blocks(probabilities, uniform), draw(probabilities, uniform))
+    edges = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0, 0.0]]).expand(4, -1)
+    uniform = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert sampler.draw_in_blocks(edges, uniform).tolist() == [1, 3, 3, 3]

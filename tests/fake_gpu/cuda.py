@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # what it imports reads what is patched below, so it comes first
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from lorad.models import ops
 from tests.fake_gpu.attention import FakeAttention
-from tests.fake_gpu.device import CUDA, FakeGpu, Graph, on_gpu, remember
+from tests.fake_gpu.device import CUDA, FakeGpu, Graph, on_gpu, pin, remember
 from tests.fake_gpu.modes import Composites, Meter
 
 _tolist = Tensor.tolist
@@ -127,6 +128,11 @@ def _replace_reads(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> None:
         remember(x, array)
         return x
 
+    def pin_memory(x: Tensor) -> Tensor:
+        remember(x, np.zeros(tuple(x.shape), str(x.dtype).removeprefix("torch.")))
+        pin(x)
+        return x
+
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _moved(gpu, x, args, kwargs) if isinstance(x, FakeTensor) else _to(x, *args, **kwargs)
 
@@ -134,6 +140,7 @@ def _replace_reads(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "tolist", tolist)
     patch.setattr(FakeTensor, "tolist", tolist)
     patch.setattr(Tensor, "numpy", numpy)
+    patch.setattr(FakeTensor, "pin_memory", pin_memory)
     patch.setattr(Tensor, "to", to)
     patch.setattr(Tensor, "cpu", lambda x: to(x, "cpu"))
     patch.setattr(torch, "from_numpy", from_numpy)

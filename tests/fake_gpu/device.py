@@ -62,11 +62,22 @@ def known_value(x: Tensor) -> NDArray[Any] | None:
     return getattr(x, "_fake_gpu_value", None)
 
 
+def pin(x: Tensor) -> None:
+    """Say that a tensor of the host is in pinned memory, which can be copied while the host goes on."""
+    x._fake_gpu_is_pinned = True  # type: ignore[attr-defined]
+
+
+def is_pinned(x: Tensor) -> bool:
+    """Say whether `pin` was called of this tensor."""
+    return getattr(x, "_fake_gpu_is_pinned", False)
+
+
 class FakeGpu:
     """Counts of one fake device.
 
     kernels: launches outside of graphs, by name.
     reads, writes: copies from and to the device for which the host waits.
+    sent: copies to the device out of pinned memory, for which it does not wait.
     attentions: how often each way of computing attention was taken.
     plans: shapes for which cuDNN would have built a plan.
     bytes, peak: bytes that live on the device now, and at most since the last `forget`.
@@ -79,6 +90,7 @@ class FakeGpu:
         self.kernels: Counter[str] = Counter()
         self.reads: list[Transfer] = []
         self.writes: list[Transfer] = []
+        self.sent: list[Transfer] = []
         self.attentions: Counter[Attention] = Counter()
         self.plans: set[object] = set()
         self.graphs: list[Graph] = []
@@ -93,7 +105,8 @@ class FakeGpu:
 
     def forget(self) -> None:
         """Begin all counts anew; what lives on the device stays there."""
-        for counts in (self.kernels, self.reads, self.writes, self.attentions, self.plans, self.graphs):
+        transfers = (self.reads, self.writes, self.sent)
+        for counts in (self.kernels, *transfers, self.attentions, self.plans, self.graphs):
             counts.clear()
         self.peak = self.bytes
 
@@ -119,11 +132,12 @@ class FakeGpu:
         self.reads.append(Transfer(what, where(), tensor.numel() * tensor.element_size()))
 
     def write(self, what: str, tensor: Tensor) -> None:
-        """Count a copy of pageable memory; raises CaptureError while a graph is captured."""
+        """Count a copy of the host's memory; raises CaptureError while a graph is captured."""
         if self.capturing is not None and tensor.dim():
-            raise CaptureError(f"{what}: pageable memory is copied while a graph is captured, at {where()}")
+            raise CaptureError(f"{what}: the host's memory is copied while a graph is captured, at {where()}")
         if tensor.dim():
-            self.writes.append(Transfer(what, where(), tensor.numel() * tensor.element_size()))
+            copies = self.sent if is_pinned(tensor) else self.writes
+            copies.append(Transfer(what, where(), tensor.numel() * tensor.element_size()))
 
     def values(self, tensor: Tensor) -> NDArray[Any]:
         """Return what the host reads: what is known of a tensor, else ones (log-probabilities: -1)."""
@@ -134,7 +148,7 @@ class FakeGpu:
             return known
         half = tensor.dtype == torch.bfloat16
         dtype = np.dtype(np.float32 if half else str(tensor.dtype).removeprefix("torch."))
-        value = -1 if np.issubdtype(dtype, np.floating) else 1
+        value = -1 if dtype == np.float32 else 1  # float64 are tokens beside their log-probabilities
         return np.full(tuple(tensor.shape), value, dtype)
 
     def hold(self, tensors: Iterable[Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.fake_gpu.device import CUDA, FakeGpu, known_value, on_gpu, remember, where
+from tests.fake_gpu.device import CUDA, FakeGpu, is_pinned, known_value, on_gpu, remember, where
 
 _FREE = re.compile(
     "empty|empty_like|empty_strided|new_empty|new_empty_strided|detach|alias|view|_unsafe_view|reshape|expand|"
@@ -123,7 +123,9 @@ class Meter(TorchDispatchMode):
         if on_gpu(source) and on_gpu(target):
             gpu.launch(name)
         elif on_gpu(source):
-            gpu.read("copy to the host", source)
+            remember(target, gpu.values(source))
+            if not is_pinned(target):
+                gpu.read("copy to the host", source)
         else:
             gpu.write("copy from the host", source)
             known = known_value(source)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.fake_gpu.test_decoding import test_a_step_is_captured_and_read_twice as decode_step
+from tests.fake_gpu.test_decoding import test_a_step_is_captured_and_read_once as decode_step
 from tests.fake_gpu.test_training import LOSSES
 from tests.fake_gpu.test_training import test_a_pass_keeps_what_is_foreseen as memory_of_a_pass
 from tests.fake_gpu.test_training import test_a_pass_reads_once_a_micro_batch as training_pass
@@ -60,8 +60,8 @@ _TWO_DEVICES = "two devices"
 _MISTAKES = {
     "ids of a prefill stay on the host": _Mistake(
         "lorad.engines.builtin.prefix:_forward",
-        "inputs = torch.from_numpy(ids).to(base.device)",
-        "inputs = torch.from_numpy(ids)",
+        "inputs, lengths, begins = upload([ids, sizes, np.array(starts)], base.device)",
+        "inputs, lengths, begins = map(torch.from_numpy, [ids, sizes, np.array(starts)])",
         _decode,
         _TWO_DEVICES,
     ),
@@ -94,11 +94,11 @@ _MISTAKES = {
         "boolean index",
     ),
     "each row is read by itself": _Mistake(
-        "lorad.engines.builtin.decode:_push",
-        "tokens.tolist()",
-        "[token.item() for token in tokens]",
+        "lorad.models.ops:download",
+        "return pinned.tolist()",
+        "return [[number.item() for number in row] for row in tensor]",
         _decode,
-        "<= (2 *",
+        "<= (",
     ),
     "shared prompts are joined by more kernels": _Mistake(
         "lorad.engines.builtin.steps:_step",
@@ -123,9 +123,9 @@ _MISTAKES = {
         "can't convert cuda",
     ),
     "a layout of blocks stays on the host": _Mistake(
-        "lorad.trainers.builtin.blocks:Layout._tensor",
-        ".to(self._base.device)",
-        "",
+        "lorad.trainers.builtin.blocks:Layout.__init__",
+        "upload([*whole, *arrays.values()], base.device)",
+        "[torch.from_numpy(array) for array in [*whole, *arrays.values()]]",
         _train,
         _TWO_DEVICES,
     ),

@@ -49,6 +49,8 @@ LOSSES = {
     "warm": PolicyLoss(temperature=0.7),
 }
 READS = {"geometric": 2, "sequence": 2, "returns": 2}  # of a micro-batch; the others have one
+WRITES = {"geometric": 3, "sequence": 3, "returns": 2}  # copies for which the host waits, likewise
+SENT = 2  # copies out of pinned memory: of the tokens, and of how they lie
 ADAPTERS: dict[str, dict[str, Any]] = {
     "dropout": {"adapter": {"dropout": 0.1}},
     "dora": {"adapter": {"dora": True}},
@@ -69,6 +71,8 @@ def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
         gpu.forget()
         pieces = gradients(base, slot, work, LOSSES[loss])
         assert len(gpu.reads) <= len(pieces) * READS.get(loss, 1), Counter(read.place for read in gpu.reads)
+        assert len(gpu.writes) <= len(pieces) * WRITES.get(loss, 1), Counter(c.place for c in gpu.writes)
+        assert len(gpu.sent) <= len(pieces) * SENT
         assert_fused(gpu)
 
 

@@ -135,7 +135,7 @@ def test_slots_keep_their_states_when_they_move(base: Base, expected: torch.Tens
         hidden(base, ids[:, :129], torch.arange(129), PrefillAttention(cache, torch.tensor(LENGTHS)))
         whole.fill(slice(0, 1), cache, torch.tensor([2]))
         whole.resize(3, 160, 1)
-        whole.move([0], [2], 129)
+        whole.move(torch.tensor([0]), torch.tensor([2]), 129)
         whole.resize(2, 160, 1)
         attention = DecodeAttention(whole, torch.tensor([129]), 130)
         states = hidden(base, ids[2:3, 129:130], torch.tensor([[129]]), attention)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lorad.models.base import Base
 from lorad.models.loading import load_base
-from lorad.models.ops import QKNorm, Rope, recomputed, rms_norm, split_rotate, swiglu
+from lorad.models.ops import QKNorm, Rope, recomputed, rms_norm, split_rotate, swiglu, upload
 from lorad.models.products.forms import FEW, linear
 from lorad.trainers.builtin import blocks
 from lorad.trainers.builtin.attention import PackedAttention
@@ -149,3 +149,26 @@ def test_few_rows_times_large_weights_are_exact(shape: tuple[int, int]) -> None:
         with torch.no_grad():
             y = linear(x[:rows], weight, bias)
         assert y.is_contiguous() and (y - expected[:rows]).abs().max() < 1e-4
+
+
+def test_arrays_reach_a_gpu_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Tensor] = []
+    arrays: list[np.ndarray] = [
+        np.arange(7),
+        np.zeros((2, 0, 3), np.float32),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array([[True], [False]]),
+        np.arange(12).reshape(3, 4)[:, ::2],
+    ]
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
+        copies.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    moved = upload(arrays, torch.device("cuda:0"))
+    for array, tensor in zip(arrays, moved, strict=True):
+        assert tensor.dtype == torch.from_numpy(array.copy()).dtype
+        assert np.array_equal(tensor.numpy(), array)
+    assert len(copies) == 1

@@ -17,11 +17,12 @@ from lorad.engines.builtin.calls import SHARED, Call, Report, Sample, SampleGrou
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, seeds_of, stepper
+from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, joined, seeds_of, stepper
 from lorad.models.delta.states import bytes_per_row
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
 from lorad.models.merge import Merger
+from lorad.models.ops import download, upload
 from lorad.models.turns import FIRST_SHARE
 
 _PREFILL_TOKENS = 8192  # per forward, padding included
@@ -111,7 +112,9 @@ class DecodeBatch:
         self.slots = np.zeros(0, np.int64)  # one per row: that of its shared prompt
         self.memory = Memory(Rows(0, base.device), KVCache(base, 0, 0), SharedPrompts(base))
         self.stepper: Stepper = stepper(models)
-        self.steps = Steps(False, False, False)
+        self.steps = Steps.of([])
+        # what is drawn again would be two steps of the states of a gated delta net
+        self.is_bounded = base.device.type == "cuda" and base.config.delta is None
         self.bound = True  # whether stepper and steps know of the present rows
         self.versions = 0  # in a step, when bound
         self.seen: deque[int] = deque(maxlen=SEEN) if seen is None else seen
@@ -230,15 +233,18 @@ class DecodeBatch:
                 growing.prefilled(prompt_routes, group.prompt)
         samples = [growing for group in groups for growing in group.samples]
         owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
-        rows = torch.from_numpy(owners).to(scores.device)
         totals = np.array([len(groups[owner].tokens) for owner in owners])
         own = np.array([self._own(groups[owner]) for owner in owners])
         start = len(self.samples)
         self.prompts.reserve(*self._shared(groups))
         self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
         slots = self._place(groups, cache, owners, start)
-        tokens, alive = self._first(samples, scores.index_select(0, rows))
-        self.memory.rows.put(start, samples, tokens, totals.tolist())
+        counts = np.array([len(growing.tokens) for growing in samples])
+        parameters = parameters_of([growing.sampling for growing in samples])
+        arrays = [owners, totals, counts, seeds_of(samples), parameters.numpy()]
+        rows, lengths, drawn, keys, parameters = upload(arrays, self.models.base.device)
+        tokens, alive = self._first(samples, scores.index_select(0, rows), keys, drawn, parameters)
+        self.memory.rows.put(start, (tokens, lengths, keys, drawn + 1, parameters))
         for growing in samples:
             growing.number = growing.number or self.admitted + 1
             self.admitted += 1
@@ -266,21 +272,26 @@ class DecodeBatch:
         for skip in np.unique(skips):
             mine = np.flatnonzero(skips[owners] == skip)
             is_all = len(mine) == len(owners)
-            rows = slice(start, start + len(mine)) if is_all else torch.from_numpy(start + mine)
-            self.cache.fill(rows, cache, torch.from_numpy(owners[mine]).to(device), int(skip))
+            targets, sources = upload([start + mine, owners[mine]], device)
+            rows = slice(start, start + len(mine)) if is_all else targets
+            self.cache.fill(rows, cache, sources, int(skip))
         of_rows: np.ndarray = slots[owners]
         return of_rows
 
-    def _first(self, samples: Sequence[Sample], scores: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
+    def _first(
+        self,
+        samples: Sequence[Sample],
+        scores: torch.Tensor,
+        keys: torch.Tensor,
+        counts: torch.Tensor,
+        parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor, list[bool]]:
         """Draw the first token after the prefill of each sample; returns the tokens, and which samples
         continue.
         """
-        samplings = [growing.sampling for growing in samples]
-        counts = torch.tensor([len(growing.tokens) for growing in samples])
-        state = (seeds_of(samples), counts, parameters_of(samplings))
-        keys, counts, parameters = (part.to(scores.device) for part in state)
-        tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
-        return tokens, _push(samples, tokens, logprobs)
+        steps = Steps.of([growing.sampling for growing in samples])
+        tokens, logprobs = sample(scores, keys, counts, parameters, steps)
+        return tokens, _push(samples, download(joined(tokens, logprobs)))
 
     def _next_groups(self) -> list[SampleGroup]:
         """Take the next groups of one version whose rows fit, and whose prompts fit into one forward.
@@ -362,24 +373,34 @@ class DecodeBatch:
         if not self.bound:
             self.stepper.bind([group.call.held.lora for group in self.groups])
             self.prompts.assign(self.slots, self.memory.rows.capacity, self.stepper.padded, self.stepper.span)
-            self.steps = Steps.of({id(sample.sampling): sample.sampling for sample in self.samples}.values())
+            samplings = {id(sample.sampling): sample.sampling for sample in self.samples}.values()
+            self.steps = Steps.of(samplings)._replace(bounded=self.is_bounded)
             self.versions = len(
                 {group.call.held for group in self.groups if group.call.held.lora is not None}
             )
             self.bound = True
         if self.versions:
             self.seen.append(self.versions)
+        drawn = self._drawn()
+        if any(token < 0 for token, _ in drawn):  # once per rows: such a distribution has others behind it
+            self.memory.rows.rewind([sample.tokens[-1] for sample in self.samples])
+            self.steps = self.steps._replace(bounded=False)
+            drawn = self._drawn()
+        self.lengths = self.lengths + 1
+        self._retain(_push(self.samples, drawn))
+
+    def _drawn(self) -> list[tuple[float, float]]:
+        """Run a step, and return a token and its log-probability for each row."""
         shape = StepShape(len(self.samples), int(self.lengths.max()) + 1, self.steps, self.prompts.shape)
         routed = [row for row, sample in enumerate(self.samples) if sample.sampling.routes]
         kind = route_shape(self.models.base) if routed else None
         recording = None if kind is None else Recording(kind)
-        tokens, logprobs = self.stepper.run(self.memory, shape, recording)
-        if recording is not None:
+        drawn: list[tuple[float, float]] = download(self.stepper.run(self.memory, shape, recording))
+        if recording is not None and all(token >= 0 for token, _ in drawn):
             routes = recording.routes()
             for row in routed:
                 self.samples[row].routes.append(routes[row : row + 1])
-        self.lengths = self.lengths + 1
-        self._retain(_push(self.samples, tokens, logprobs))
+        return drawn
 
     def _retain(self, alive: Sequence[bool]) -> None:
         """Let the other rows leave; the last rows move into the holes, so that little is copied."""
@@ -395,8 +416,9 @@ class DecodeBatch:
         if spoilt:
             self.cache.wipe(holes)
         if movers:
-            self.cache.move(movers, holes, int(self.lengths[movers].max()))
-            self.memory.rows.move(movers, holes)
+            sources, targets = upload([np.array(movers), np.array(holes)], self.models.base.device)
+            self.cache.move(sources, targets, int(self.lengths[movers].max()))
+            self.memory.rows.move(sources, targets)
         if spoilt:
             self.cache.wipe(range(count, len(self.samples)))
         self.lengths = self.lengths[order]
@@ -413,7 +435,7 @@ def _longest(lengths: np.ndarray, samples: Sequence[Sample]) -> int:
     return max(length + sample.sampling.max_new_tokens - len(sample.tokens) for length, sample in rows)
 
 
-def _push(samples: Sequence[Sample], tokens: torch.Tensor, logprobs: torch.Tensor) -> list[bool]:
+def _push(samples: Sequence[Sample], drawn: Sequence[tuple[float, float]]) -> list[bool]:
     """Append to each sample its token; returns which of them continue."""
-    rows = zip(samples, tokens.tolist(), logprobs.tolist(), strict=True)
-    return [one.push(token, logprob) for one, token, logprob in rows]
+    rows = zip(samples, drawn, strict=True)
+    return [growing.push(int(token), logprob) for growing, (token, logprob) in rows]

@@ -16,6 +16,7 @@ from lorad.models.decoder import hidden, logits
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import ExtendAttention, KVCache, PrefillAttention
 from lorad.models.merge import Merger
+from lorad.models.ops import upload
 from lorad.routes import RouteShape
 
 BLOCK = 64  # tokens
@@ -205,13 +206,12 @@ def _forward(
     for row, tokens in enumerate(rest):
         ids[row, : len(tokens)] = tokens
     positions = torch.arange(ids.shape[1], device=base.device)
-    lengths = torch.tensor([len(tokens) for tokens in rest], device=base.device)
+    sizes = np.array([len(tokens) for tokens in rest])
+    inputs, lengths, begins = upload([ids, sizes, np.array(starts)], base.device)
     attention: PrefillAttention | ExtendAttention = PrefillAttention(cache, lengths)
     if any(starts):
-        begins = torch.tensor(starts, device=base.device)
         attention = ExtendAttention(cache, begins, ids.shape[1], lengths)
         positions = attention.places
-    inputs = torch.from_numpy(ids).to(base.device)
     states = hidden(base, inputs, positions, attention, lora, routing=recording)
     routes: list[np.ndarray] = []
     if recording is not None:

@@ -3,7 +3,7 @@ a prompt attend to them in one product (Hydragen, arXiv 2402.05099).
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from lorad.models.attention import Beside
 from lorad.models.base import Base
 from lorad.models.kv import KVCache, attend_in_part, even
 from lorad.models.lora import moves
+from lorad.models.ops import upload
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 NONE = -1
@@ -105,10 +106,11 @@ class SharedPrompts:
         places = np.zeros(capacity, np.int64)
         begins[mine] = self.lengths[owner]
         places[mine] = place
-        self.begins = _put(self.begins, begins)
-        self._places = _put(self._places, places)
-        self._gather = _put(self._gather, mine[gather])
-        self._seen = _put(self._seen, self.lengths)
+        new = upload([begins, places, mine[gather], self.lengths], self.begins.device)
+        self.begins = _put(self.begins, new[0])
+        self._places = _put(self._places, new[1])
+        self._gather = _put(self._gather, new[2])
+        self._seen = _put(self._seen, new[3])
         span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
         self.shape = PromptShape(count, per, span)
 
@@ -152,9 +154,9 @@ class SharedPrompts:
         return seen
 
 
-def _put(tensor: torch.Tensor, new: np.ndarray[Any, Any]) -> torch.Tensor:
+def _put(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Write into a tensor, so that captured steps see it; into a larger one if it is too small."""
     if len(tensor) < len(new):
         tensor = tensor.new_zeros(len(new))
-    tensor[: len(new)] = torch.from_numpy(new)
+    tensor[: len(new)] = new
     return tensor

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from lorad.protocol.batch import Sampling
 
@@ -29,6 +30,10 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+CANDIDATES = 4096
+"""Words among which a bounded draw looks for those that `top_p` and `top_k` leave."""
+_MANY_WORDS = 16384  # from so many on a GPU draws by blocks
+_BLOCK = 128  # words of one, which divides the vocabularies of most models
 _SUMS = {"cuda": torch.float64}
 """What probabilities are summed up in where a device adds in an order of its own: so that the order of 152 k
 small numbers does not decide which token is drawn."""
@@ -49,19 +54,28 @@ def uniforms(keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 class Steps(NamedTuple):
-    """Which of the steps of `sample` any row needs: decided on the host, so that no device is asked."""
+    """Which of the steps of `sample` any row needs: decided on the host, so that no device is asked.
+
+    whole: Whether any row draws among all words.
+    bounded: Whether rows that `CANDIDATES` words may not be enough for get the token -1, so that no
+        vocabulary is sorted: the caller draws them again.
+    """
 
     scaled: bool
     truncated: bool
     greedy: bool
+    whole: bool
+    bounded: bool = False
 
     @classmethod
     def of(cls, samplings: Iterable[Sampling]) -> "Steps":
         every = list(samplings)
+        drawn = [s.top_p < 1 or s.top_k > 0 for s in every if s.temperature > 0]
         return cls(
             scaled=any(s.temperature not in (0.0, 1.0) for s in every),
-            truncated=any((s.top_p < 1 or s.top_k > 0) and s.temperature > 0 for s in every),
+            truncated=any(drawn),
             greedy=any(s.temperature == 0 for s in every),
+            whole=not all(drawn),
         )
 
 
@@ -89,21 +103,79 @@ def sample(
     if steps.scaled:
         scores = scores / torch.where(temperature == 0, 1.0, temperature)[:, None]
     probabilities = torch.softmax(scores, -1)
-    kept = _truncate(probabilities, top_p[:, None], top_k[:, None]) if steps.truncated else probabilities
-    tokens = draw(kept, uniforms(keys, counts))
+    uniform = uniforms(keys, counts)
+    if not steps.truncated:
+        tokens = draw(probabilities, uniform)
+    elif not steps.bounded:
+        tokens = draw(truncate(probabilities, top_p[:, None], top_k[:, None]), uniform)
+    else:
+        tokens = _draw_of_few(probabilities, top_p[:, None], top_k[:, None], uniform)
+        if steps.whole:
+            is_whole = (top_p >= 1) & (top_k == 0)
+            tokens = torch.where(is_whole, draw(probabilities, uniform), tokens)
     if steps.greedy:
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
-    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+    return tokens, probabilities.gather(1, tokens[:, None].clamp(min=0))[:, 0].log()
 
 
-def _truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass."""
+def truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Zero outside the top k, then outside the smallest set of them that holds top_p of their mass. Of equal
+    ones the first are kept.
+
+    Args:
+        probabilities: Those of all words, [n, vocab]; the result has their shape.
+        top_p, top_k: What each row asks for, [n, 1]; 1 and 0 for everything.
+    """
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    left = _within(ordered, top_p, _sum(ordered))
+    return torch.zeros_like(probabilities).scatter_(1, places, left)
+
+
+def candidates(
+    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what `truncate` does, and sort no more than `CANDIDATES` words of each row.
+
+    Returns what is left of their probabilities, the words, int64, both [n, candidates] in the order of the
+    words, and whether they hold all that `truncate` leaves, bool [n].
+    """
+    count = min(CANDIDATES, probabilities.shape[1])
+    largest, words = probabilities.topk(count)
+    words, order = words.sort(-1)
+    ordered, places = largest.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    last = ordered[:, -1:]
+    rank = torch.arange(count, device=ordered.device)
+    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    left = _within(ordered, top_p, torch.where(top_k > 0, _sum(ordered), _sum(probabilities)))
+    # a word that is left out may be as probable as the last candidate, so that one must not be in use
+    least = left.masked_fill(left == 0, float("inf")).amin(-1, keepdim=True)
+    is_whole = (least > last) & (top_k <= count)
+    is_whole |= last == 0
+    if count == probabilities.shape[1]:
+        is_whole = torch.ones_like(is_whole)
+    return torch.zeros_like(left).scatter_(1, places, left), words, is_whole[:, 0]
+
+
+def _within(ordered: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Zero all but the first numbers of a falling order that hold top_p of a total, the first in any case."""
     before = _running_sums(ordered) - ordered
-    outside = (before >= top_p * ordered.sum(-1, keepdim=True)) & (rank > 0) & (top_p < 1)
-    return torch.zeros_like(probabilities).scatter_(1, places, ordered.masked_fill(outside, 0.0))
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    return ordered.masked_fill((before >= top_p * total) & (rank > 0) & (top_p < 1), 0.0)
+
+
+def _sum(probabilities: torch.Tensor) -> torch.Tensor:
+    return probabilities.sum(-1, keepdim=True, dtype=_SUMS.get(probabilities.device.type))
+
+
+def _draw_of_few(
+    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """Draw among candidates, int64 [n]; -1 where they may not be all that `truncate` leaves."""
+    left, words, is_whole = candidates(probabilities, top_p, top_k)
+    tokens = words.gather(1, draw(left, uniform)[:, None])[:, 0]
+    return torch.where(is_whole, tokens, -1)
 
 
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -111,12 +183,33 @@ def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     1).
 
     A token of probability 0 is never drawn: the target stays below the total, and the first larger sum is its
-    end.
+    end. A GPU sums a row up block by block: a sum that runs through all of it keeps one multiprocessor busy.
     """
+    if probabilities.device.type == "cuda" and probabilities.shape[1] >= _MANY_WORDS:
+        return draw_in_blocks(probabilities, uniform)
     cdf = _running_sums(probabilities)
-    total = cdf[:, -1:]
-    target = torch.minimum(
-        uniform[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    # NaN finds no place
-    return torch.searchsorted(cdf, target, right=True)[:, 0].clamp_(max=cdf.shape[1] - 1)
+    return _place(cdf, uniform[:, None].to(cdf.dtype) * cdf[:, -1:])[:, 0]
+
+
+def draw_in_blocks(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Do what `draw` does: choose a block of words by the sums of blocks, then a word in it."""
+    rows, words = probabilities.shape
+    if words % _BLOCK:
+        probabilities = F.pad(probabilities, (0, -words % _BLOCK))
+    blocks = probabilities.view(rows, -1, _BLOCK)
+    sums = _running_sums(blocks.sum(-1, dtype=_SUMS.get(blocks.device.type)))
+    target = uniform[:, None].to(sums.dtype) * sums[:, -1:]
+    block = _place(sums, target)
+    before = F.pad(sums, (1, 0)).gather(1, block)
+    within = _running_sums(blocks.gather(1, block[..., None].expand(-1, 1, _BLOCK))[:, 0])
+    word = _place(within, target - before)
+    return (block * _BLOCK + word)[:, 0].clamp_(max=words - 1)
+
+
+def _place(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return where running sums [n, m] exceed a target [n, 1] first; at the end one that is not below the
+    last is, and NaN.
+    """
+    total = sums[:, -1:]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)

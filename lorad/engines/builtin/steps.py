@@ -11,15 +11,16 @@ import torch
 
 from lorad.engines.builtin.calls import Sample
 from lorad.engines.builtin.prompts import PromptShape, SharedPrompts
-from lorad.engines.builtin.sampler import Steps, keys_of, parameters_of, sample
+from lorad.engines.builtin.sampler import Steps, keys_of, sample
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
 from lorad.models.experts import Recording
 from lorad.models.kv import DecodeAttention, KVCache
 from lorad.models.lora import FrozenLora, LoraApply, MixedLora, Signature, number_of, signature
 from lorad.models.merge import Merger
+from lorad.models.ops import upload
 
-Result = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [rows], logprobs float32 [rows]
+Result = torch.Tensor  # float64 [rows, 2]: a token, and its log-probability, so that one copy fetches both
 _Loras = Sequence[FrozenLora | None]
 Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
@@ -82,26 +83,37 @@ class Rows:
         for tensor, old in zip(self._tensors(), before._tensors(), strict=True):
             tensor.copy_(old)
 
-    def put(
-        self, start: int, samples: Sequence[Sample], tokens: torch.Tensor, lengths: Sequence[int]
-    ) -> None:
-        """Fill rows from `start` on with samples whose last token is in `tokens`, not yet in the cache."""
-        device = self.tokens.device
-        filled = slice(start, start + len(samples))
-        self.tokens[filled] = tokens
-        self.lengths[filled] = torch.tensor(lengths, device=device)
-        self.keys[filled] = seeds_of(samples).to(device)
-        self.counts[filled] = torch.tensor([len(sample.tokens) for sample in samples], device=device)
-        self.parameters[filled] = parameters_of([sample.sampling for sample in samples]).to(device)
+    def put(self, start: int, state: Sequence[torch.Tensor]) -> None:
+        """Fill rows from `start` on. state: of each tensor of this class its numbers for them, in order."""
+        for tensor, new in zip(self._tensors(), state, strict=True):
+            tensor[start : start + len(new)] = new
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy rows `sources` over rows `targets`."""
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """Have the first rows do their last step again, into which these tokens were fed."""
+        count = len(tokens)
+        (self.tokens[:count],) = upload([np.array(tokens)], self.tokens.device)
+        self.lengths[:count] -= 1
+        self.counts[:count] -= 1
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy rows `sources` over rows `targets`, both int64."""
         for tensor in self._tensors():
-            tensor[list(targets)] = tensor[list(sources)]
+            tensor[targets] = tensor[sources]
 
 
-def seeds_of(samples: Sequence[Sample]) -> torch.Tensor:
-    return keys_of(np.array([sample.seed for sample in samples], np.uint64))
+def seeds_of(samples: Sequence[Sample]) -> np.ndarray:
+    """Return the keys of samples, int64 [n]."""
+    return keys_of(np.array([sample.seed for sample in samples], np.uint64)).numpy()
+
+
+def joined(tokens: torch.Tensor, logprobs: torch.Tensor) -> Result:
+    """Put tokens, int64 [n], and their log-probabilities, float32 [n], into one tensor, which holds both
+    exactly.
+    """
+    both = logprobs.new_empty((len(tokens), 2), dtype=torch.float64)
+    both[:, 0] = tokens
+    both[:, 1] = logprobs
+    return both
 
 
 class Memory(NamedTuple):
@@ -121,7 +133,7 @@ class Memory(NamedTuple):
 def _step(
     base: Base, lora: LoraApply | None, memory: Memory, shape: StepShape, recording: Recording | None = None
 ) -> Result:
-    """Feed one token to each of the first rows and sample the next: (tokens int64, logprobs float32)."""
+    """Feed one token to each of the first rows and sample the next."""
     rows, cache, prompts = memory
     active = slice(None, shape.rows)
     most = base.config.max_position_embeddings
@@ -138,10 +150,11 @@ def _step(
     tokens, logprobs = sample(
         scores, rows.keys[active], rows.counts[active], rows.parameters[active], shape.steps
     )
-    rows.tokens[active] = tokens
+    # idle rows go on with what they drew, whatever it is
+    rows.tokens[active] = tokens.clamp(min=0) if shape.steps.bounded else tokens
     rows.lengths[active] += 1
     rows.counts[active] += 1
-    return tokens, logprobs
+    return joined(tokens, logprobs)
 
 
 class Stepper(Protocol):
@@ -288,8 +301,7 @@ class GraphedSteps:
             if len(self.graphs) > _GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
-        tokens, logprobs = self.graphs[key]()
-        return tokens[: shape.rows], logprobs[: shape.rows]
+        return self.graphs[key]()[: shape.rows]
 
     def _captured(self, memory: Memory, shape: StepShape) -> Callable[[], Result]:
         base = self.models.base

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lorad.models.attention import Beside
 from lorad.models.base import Base
+from lorad.models.ops import upload
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -137,25 +138,30 @@ class Layout:
         out = np.zeros(rows * self.heads, np.int64)
         home = np.zeros(rows * self.kv, np.int64)
         places = None if config.delta is None else np.zeros(rows, np.int64)
-        self.blocks = []
+        arrays: dict[tuple[int, str], np.ndarray] = {}  # by block and name: all are moved at once
         outputs = keys = 0
-        for group in groups:
-            block = self._block(group, out, home, places, outputs, keys)
-            self.blocks.append(block)
-            outputs += block.queries.numel()
-            keys += block.keys.numel()
-        self.out = self._tensor(out)
-        self.home = self._tensor(home)
-        self.places = None if places is None else self._tensor(places)
+        for number, group in enumerate(groups):
+            written = self._arrays(group, out, home, places, outputs, keys)
+            arrays |= {(number, name): array for name, array in written.items()}
+            outputs += written["queries"].size
+            keys += written["keys"].size
+        whole = [out, home] if places is None else [out, home, places]
+        moved = upload([*whole, *arrays.values()], base.device)
+        self.out, self.home, *rest = moved[: len(whole)]
+        self.places = rest[0] if rest else None
+        tensors = dict(zip(arrays, moved[len(whole) :], strict=True))
+        self.blocks = [
+            self._block(group, {name: tensor for (of, name), tensor in tensors.items() if of == number})
+            for number, group in enumerate(groups)
+        ]
 
-    def _block(
+    def _arrays(
         self, group: Ints, out: Ints, home: Ints, places: Ints | None, outputs: int, keys: int
-    ) -> Block:
-        """Make one block; write where its cells are into `out`, `home` and `places`."""
+    ) -> dict[str, np.ndarray]:
+        """Return what a block has, by name; write where its cells are into `out`, `home` and `places`."""
         runs = self._sequences
         rep = self.heads // self.kv
         lengths = runs.lengths[group]
-        owner = runs.owner[group]
         prefixes = runs.prefixes[group]
         wide = int(prefixes.max())
         long = int(lengths.max())
@@ -168,37 +174,55 @@ class Layout:
         live = np.arange(long) < lengths[:, None]
         _write(out, query_heads, outputs, live[:, None, None])
         _write(home, key_heads, keys, np.pad(live, ((0, 0), (wide, 0)))[:, None])
-        fused = wide + long > LONG
+        arrays = {"queries": query_heads.ravel(), "keys": key_heads.ravel(), "prefixes": prefixes}
+        if not live.all():
+            arrays["live"] = live[:, None, None, :, None]
+            arrays["lengths"] = lengths
+        if runs.owner[group[0]] >= 0:
+            arrays["sharers"] = self._rank[runs.owner[group]]
         if places is not None:
             _write(places, own, outputs // self.heads, live)
+            arrays["cells"] = own
+        return arrays
+
+    def _block(self, group: Ints, tensors: dict[str, Tensor]) -> Block:
+        """Make a block of a group of sequences from what `_arrays` gave, on the device."""
+        runs = self._sequences
+        prefixes = runs.prefixes[group]
+        wide, long = int(prefixes.max()), int(runs.lengths[group].max())
+        fused = wide + long > LONG
+        places = prefixes, tensors["prefixes"]
+        live = tensors.get("live")
         return Block(
             shape=(len(group), wide, long, wide + long),
             fused=fused,
-            queries=self._tensor(query_heads.ravel()),
-            keys=self._tensor(key_heads.ravel()),
-            bias=self._bias(prefixes, wide, long, fused),
-            near=self._bias(prefixes, wide, long, fused, self.window) if self.window else None,
-            live=None if live.all() else self._tensor(live[:, None, None, :, None]).to(self._base.dtype),
+            queries=tensors["queries"],
+            keys=tensors["keys"],
+            bias=self._bias(*places, long, fused),
+            near=self._bias(*places, long, fused, self.window) if self.window else None,
+            live=None if live is None else live.to(self._base.dtype),
             level=int(runs.levels[group[0]]),
             is_shared=bool(np.isin(group, runs.owner).any()),
-            sharers=None if owner[0] < 0 else self._tensor(self._rank[owner]),
-            cells=None if places is None else self._tensor(own),
-            lengths=None if places is None or live.all() else self._tensor(lengths),
+            sharers=tensors.get("sharers"),
+            cells=tensors.get("cells"),
+            lengths=tensors.get("lengths") if "cells" in tensors else None,
         )
 
-    def _bias(self, prefixes: Ints, wide: int, long: int, fused: bool, window: int = 0) -> Tensor | None:
+    def _bias(self, prefixes: Ints, moved: Tensor, long: int, fused: bool, window: int = 0) -> Tensor | None:
         """Make the attention mask, [S or 1, 1, Q, K]: zero where visible, else minus infinity; for the fused
-        kernel true and false. A query sees the last `window` keys; with 0 all.
+        kernel true and false. A query sees the last `window` keys; with 0 all. moved: `prefixes` on the
+        device.
         """
+        wide = int(prefixes.max())
         if fused and not wide and not self._base.config.has_sinks:
             return None
         keys = torch.arange(wide + long, device=self._base.device)  # masks are made there: they may be large
         visible = (keys <= keys[wide:, None])[None, None]
         is_even = (prefixes == wide).all()
         if not is_even:
-            visible = visible & ((keys < self._tensor(prefixes)[:, None, None, None]) | (keys >= wide))
+            visible = visible & ((keys < moved[:, None, None, None]) | (keys >= wide))
         if window:
-            before = self._tensor(prefixes[:1] if is_even else prefixes)[:, None]
+            before = (moved[:1] if is_even else moved)[:, None]
             places = torch.where(keys < wide, keys, keys - wide + before)  # of keys, in their sequence
             visible = visible & (places[:, None] > places[:, wide:, None] - window)[:, None]
         if fused:
@@ -208,9 +232,6 @@ class Layout:
         kv = 1 if len(visible) == 1 else self.kv
         full = bias[:, :, None].expand(-1, kv, self.heads // self.kv, -1, -1)
         return full.reshape(len(visible) * kv, -1, wide + long)
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._base.device)
 
 
 def similar(sequences: Sequences) -> Iterator[Ints]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from lorad.models.base import Base
 from lorad.models.experts import Replay, replayed
+from lorad.models.ops import upload
 from lorad.protocol.batch import Batch
 from lorad.routes import unknown_like
 from lorad.trainers.builtin.attention import PackedAttention
@@ -220,9 +220,6 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
     def joined(field: str) -> Ints:
         return np.concatenate([getattr(part, field) for part in parts])
 
-    def tensor(field: str) -> Tensor:
-        return _on(base, joined(field))
-
     runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
     leaving, places = np.unique(joined("predictors"), return_inverse=True)
     words, which = np.unique(joined("ids"), return_inverse=True)
@@ -232,24 +229,24 @@ def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
         routes = [unknown_like(like, p.ids.size) if p.routes is None else p.routes for p in parts]
         replay = replayed(np.concatenate(routes), base.device)
     kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
+    arrays = [joined("ids"), joined("positions"), leaving, places.reshape(-1), joined("targets")]
+    arrays += [words, which] if few else []
+    moved = upload([array.astype(np.int64, copy=False) for array in arrays], base.device)
+    ids, positions, leaves, lie, targets, *of_words = moved
     return Microbatch(
-        ids=tensor("ids").unsqueeze(0),
-        words=(_on(base, words), _on(base, which)) if few else None,
-        positions=tensor("positions"),
+        ids=ids.unsqueeze(0),
+        words=(of_words[0], of_words[1]) if few else None,
+        positions=positions,
         attention=PackedAttention(Layout(base, row, runs)),
-        leaving=_on(base, leaving),
-        places=_on(base, places.reshape(-1)),
-        targets=tensor("targets"),
+        leaving=leaves,
+        places=lie,
+        targets=targets,
         pieces=tuple(pieces),
         rows=_ranges_of([part.ids.size for part in parts]),
         parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
         tokens=_ranges_of([part.targets.size for part in parts]),
         replay=replay,
     )
-
-
-def _on(base: Base, array: Ints) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64, copy=False)).to(base.device)
 
 
 @dataclass(frozen=True, slots=True)
