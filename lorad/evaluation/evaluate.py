@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -16,15 +15,18 @@ from lorad.driver.sampling.generate import seeds_of
 from lorad.driver.session import Plan
 from lorad.errors import Conflict, SpecError
 from lorad.evaluation.episodes import played
+from lorad.files import expanded
 from lorad.models.facts import read_facts
 from lorad.protocol.evals import Evaluated, Wanted
 from lorad.records.requests import Sampling
+from lorad.records.runs import RunDetails
 from lorad.records.versions import Completion
 from lorad.rl.data import EVAL_SEED, Example, data_of_set, load_set, rows_behind
 from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.data import SIDES, labels_of, names_of
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Spec, convert, fitted
 from lorad.spec.reward import RewardSpec, rewards_of
@@ -43,7 +45,7 @@ def evaluate(request: Wanted) -> Evaluated:
     details = client.show(serving.run)
     model = Path(serving.model_path)
     name = f"{serving.run}@{serving.version}"
-    spec = fitted(_spec(details.spec, request), read_facts(model).max_positions)
+    spec = fitted(_spec(details, request), read_facts(model).max_positions)
     eval_set = spec.eval.sets[_SET]
     tokenizer = Tokenizer(model)
     examples = load_set(spec, _SET, tokenizer, Path(request.cwd))
@@ -104,12 +106,14 @@ def evaluate(request: Wanted) -> Evaluated:
     )
 
 
-def _spec(data: dict[str, Any], request: Wanted) -> Spec:
+def _spec(details: RunDetails, request: Wanted) -> Spec:
     """Return the run's spec with one set, which has the settings that are wanted.
 
     Raises SpecError for settings that cannot be.
     """
-    spec = convert(data)
+    spec = convert(details.spec)
+    if not request.env:
+        spec = _as_judged(spec, request, details.cwd or request.cwd)
     plain = msgspec.to_builtins(replace(spec, checkpoint=Checkpoint()))
     if request.env:
         plain |= {"env": plain["env"] | {"name": request.env}, "reward": msgspec.to_builtins(RewardSpec())}
@@ -124,6 +128,22 @@ def _spec(data: dict[str, Any], request: Wanted) -> Spec:
     except SpecError as error:  # of an option, not of a key
         key, hint = (text.replace(f"eval.sets.{_SET}.", "--") for text in (error.path, error.hint))
         raise SpecError(error.problem, key=key, hint=hint) from None
+    return spec
+
+
+def _as_judged(spec: Spec, request: Wanted, cwd: str) -> Spec:
+    """Return the spec by which the run judges the rows, which are perhaps a source with its own judge.
+
+    cwd: the directory where relative paths of the run begin. Sources of data.eval go before those of
+        data.train.
+    """
+    asked = request.settings["data"]
+    file = Path(request.cwd, expanded(asked)).resolve()
+    for side in reversed(SIDES):
+        sources = getattr(spec.data, side)
+        for name in names_of(sources):
+            if asked == name or file == Path(cwd, expanded(name)).resolve():
+                return spec.of_sources.get((side, labels_of(sources)[name]), spec)
     return spec
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lorad.rl.tasks import problem
 from tests.kit.world import World, world
 
 pytestmark = pytest.mark.system
@@ -20,6 +21,18 @@ rollout: {max_new_tokens: 12}
 eval: {every: 2, problems: 8, sets: {warm: {data: sort, n: 4, temperature: 0.8, problems: 6}}}
 checkpoint: {every: 2, keep: 1, keep_best: 1, best_by: eval/warm, keep_versions: 1, keep_evals: 2}
 expect: [{metric: eval/warm, low: 0.0, source: this test}, {metric: reward, step: 2, low: 2.0}]
+"""
+
+SOURCES = """
+lora: {rank: 8}
+algorithm: {group_size: 4}
+data:
+  prompts_per_step: 4
+  chat_template: never
+  train: {store.jsonl: {env: {name: lookup, turns: 3}}, sized.jsonl: {reward: "size.py:size"}, plain.jsonl: 1}
+  eval: {store.jsonl: {env: {name: lookup, turns: 2}}}
+trainer: {steps: 1}
+rollout: {max_new_tokens: 12}
 """
 
 
@@ -81,6 +94,26 @@ def test_rows_and_reward_may_be_of_ones_own(made: World) -> None:
     result = made.json("eval", "sorter", "rows.jsonl", *own)
     (line,) = map(json.loads, Path(made.root, "got.jsonl").read_text().splitlines())
     assert result["metrics"] == {"score": len(line["completion"])} and line["answer"] == "12"
+
+
+def test_rows_of_a_source_keep_their_judge(made: World) -> None:
+    rows = [problem("lookup", "train", 0, number) for number in range(4)]
+    lines = [json.dumps({"prompt": row.prompt, "answer": row.answer}) for row in rows]
+    for name in ("store", "sized", "plain"):
+        Path(made.root, f"{name}.jsonl").write_text("\n".join(lines))
+    Path(made.root, "size.py").write_text("def size(completion):\n    return float(len(completion))\n")
+    made.run("mixed", text=SOURCES)
+    last = made.client.evals("mixed")[-1]
+    of_run = made.json("eval", f"mixed@{last.version}", "store.jsonl")
+    assert of_run["settings"]["env"] == "lookup" and of_run["metrics"]["score"] == last.score
+    sized = made.json("eval", "mixed", made.root / "sized.jsonl", "--out", "got.jsonl")
+    assert sized["settings"]["reward"][0]["name"] == "size.py:size"
+    got = Path(made.root, "got.jsonl").read_text().splitlines()
+    sizes = [len(json.loads(line)["completion"]) for line in got]
+    assert sized["metrics"]["score"] == sum(sizes) / 4 > 0
+    for given in (("plain.jsonl",), ("sized.jsonl", "--reward", "exact_match")):
+        judged = made.json("eval", "mixed", *given)["settings"]
+        assert judged["reward"][0]["name"] == "exact_match" and "env" not in judged
 
 
 def test_an_answered_prompt_is_shown(made: World) -> None:
