@@ -287,6 +287,9 @@ def lorad(
     cwd: str | None = typer.Option(
         None, "--cwd", metavar="DIR", help="On that box: where relative paths begin."
     ),
+    send: bool = typer.Option(
+        False, "--send", help="Send the files that the spec names to that box, 64 MiB at most."
+    ),
 ) -> None:
     """LoRA reinforcement learning on a shared box: runs, adapter versions and checkpoints that survive
     anything.
@@ -299,7 +302,7 @@ def lorad(
         raise typer.Exit
     from lorad.cli.commands.machine.reach import go  # it knows clients, and `lorad --version` needs none
 
-    go(ctx.obj, host, cwd)
+    go(ctx.obj, host, cwd, send=send)
 
 
 def main() -> None:

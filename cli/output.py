@@ -125,17 +125,17 @@ def _start_again(socket: Path) -> None:
         start(client)
 
 
-def _other_version(version: str) -> None:
+def _other_version(version: str, box: str) -> None:
     from lorad import __version__
-    from lorad.box.paths import Home
-    from lorad.client.boxes.hosts import place
+    from lorad.box.paths import Home, default_home
 
     daemon = f"version {version}" if version else "an earlier version"
-    home = place()
-    if not isinstance(home, Home):
-        note(f"The daemon on {home.name} is {daemon}, this command is version {__version__}.")
+    if box:
+        words = f"The daemon on {box} is {daemon}, this command is version {__version__}"
+        note(f"{words}: install the same on both, then `lorad --host {box} daemon restart`.")
         return
-    restart = "its admin replaces it with" if home.shared_by is not None else "replace it with"
+    is_shared = Home(default_home()).shared_by is not None
+    restart = "its admin replaces it with" if is_shared else "replace it with"
     note(f"The daemon is {daemon}, this command is version {__version__}: {restart} `lorad daemon restart`.")
 
 

@@ -99,6 +99,10 @@ EXPECTED: dict[Route, list[Case]] = {
         Case("/v1/check", EVERYBODY, REFUSED | {"overrides": []}),
         Case("/v1/check", TAKERS, REFUSED | {"name": RUN, "replace": True}),
     ],
+    ("PUT", "/v1/bundles/{bundle}"): [
+        Case(f"/v1/bundles/{'0' * 64}", EVERYBODY, {"size": 1}),  # each has a directory of their own
+        Case("/v1/bundles/none", "422 422 422 422 422", {"size": 1}),
+    ],
     ("GET", "/v1/runs"): [Case("/v1/runs?all=1", READ_LIST)],
     ("POST", "/v1/select"): [Case("/v1/select", READ_LIST, {"selection": {"names": [RUN]}})],
     ("GET", "/v1/runs/{run}"): [

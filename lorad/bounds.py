@@ -30,6 +30,12 @@ RESULTS = 100  # of evaluations that are kept with one version: the newest
 # of events, written to a follower at a time; what it has not read waits in the database
 STREAM_BYTES = 64 * _KIB
 
+# Bundles: files that come with a spec from another machine
+BUNDLE_BYTES = 64 * MIB
+BUNDLE_FILES = 1000
+BUNDLE_PART = 2 * MIB  # that one request brings; JSON makes a third more of it
+BUNDLES = 64  # of one user
+
 # Specs and config.yaml
 SPEC_BYTES = 256 * _KIB
 YAML_NODES = 10_000  # keys, values and lists, aliases counted each time

@@ -16,6 +16,7 @@ from lorad.box.paths import Home, default_home
 from lorad.cli import output
 from lorad.cli.doctor.logout import has_linger, own_name
 from lorad.cli.options import AsJson
+from lorad.client.boxes.dial import dial as carry
 from lorad.client.boxes.remote import FarDaemon
 from lorad.client.client import Client
 from lorad.client.launch import connected
@@ -146,6 +147,12 @@ def socket(as_json: AsJson = False) -> None:
         alarms=config_of(home).alarms,
     )
     print(msgspec.json.encode(facts).decode() if as_json else facts.socket)
+
+
+@app.command(hidden=True)
+def dial() -> None:
+    """Carry bytes between stdin, stdout and its socket, for `lorad --host` where ssh forwards no sockets."""
+    raise typer.Exit(carry())
 
 
 _ForAll = Annotated[

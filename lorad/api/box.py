@@ -63,10 +63,14 @@ def _unseen(words: str) -> None:
     """Take what the daemon says it is doing, and show nothing. A client that listens waits longer for it."""
 
 
-def _other_version(version: str) -> None:
-    """Warn that the daemon is of another version; "" is one that does not say which."""
+def _other_version(version: str, box: str) -> None:
+    """Warn that the daemon is of another version; "" is one that does not say which.
+
+    box: where it runs; "" is here.
+    """
     daemon = f"version {version}" if version else "an earlier version"
-    _log.warning("The daemon is %s, this is %s: `lorad daemon restart` replaces it.", daemon, __version__)
+    command = f"lorad --host {box} daemon restart" if box else "lorad daemon restart"
+    _log.warning("The daemon is %s, this is %s: `%s` replaces it.", daemon, __version__, command)
 
 
 class Lorad:

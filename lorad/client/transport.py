@@ -60,14 +60,14 @@ class Transport:
     """Sends requests to the daemon of one socket, each by a connection of its own, and so from any thread.
 
     on_other_version: called once with the version of a daemon that has another than this program, or "" where
-        it does not say.
+        it does not say; and with the name of its box, "" for this machine.
     on_dead: called with a socket that a daemon left behind when it died (one that was stopped removes it),
         to start one; then the request goes out.
     on_wait: called with what is waited for before a daemon answers, again and again, and with "" at the end.
     on_doing: called with what the daemon does about a request, again and again, and with "" at the end.
     """
 
-    on_other_version: ClassVar[Callable[[str], None] | None] = None
+    on_other_version: ClassVar[Callable[[str, str], None] | None] = None
     on_dead: ClassVar[Callable[[Path], None] | None] = None
     on_wait: ClassVar[Callable[[str], None] | None] = None
     on_doing: Callable[[str], None] | None = None
@@ -76,6 +76,8 @@ class Transport:
         self.socket = socket_path
         self.timeout = timeout
         self.restart = RESTART  # what to do where no daemon answers
+        self.box_name = ""
+        self.version = __version__  # of the daemon that answered last
 
     def patient(self, timeout: float) -> Self:
         """Make the same transport with another timeout, in seconds."""
@@ -91,7 +93,7 @@ class Transport:
                 is_whole = answer.headers.get("content-type") != LINES
                 content: Json = json.loads(answer.read()) if is_whole else self._last_of(answer)
         except _CUT_OFF as error:
-            raise self.broken(error) from error
+            raise self.broken(method, path, error) from error
         if not is_whole and content["status"] >= 400:
             raise from_wire(content["body"]["error"])
         return content if is_whole else content["body"]
@@ -117,9 +119,9 @@ class Transport:
                 for line in answer.file:
                     yield json.loads(line)
         except _CUT_OFF as error:
-            raise self.broken(error) from error
+            raise self.broken(method, path, error) from error
 
-    def broken(self, error: Exception) -> LoradError:
+    def broken(self, method: str, path: str, error: Exception) -> LoradError:
         """Say that an answer broke off."""
         return DaemonUnreachable(f"the daemon went away: {error}", hint=self.restart)
 
@@ -139,17 +141,18 @@ class Transport:
             answer = self._asked(method, path, data)
         except _CUT_OFF as error:
             raise self.unanswered(method, path, error) from error
-        if (version := answer.headers.get(VERSION_HEADER.lower(), "")) != __version__:
+        self.version = answer.headers.get(VERSION_HEADER.lower(), "")
+        if self.version != __version__:
             report = Transport.on_other_version
             Transport.on_other_version = None
             if report is not None:
-                report(version)
+                report(self.version, self.box_name)
         if answer.status >= 400:
             try:
                 with answer.file:
                     text = answer.read()
             except _CUT_OFF as error:
-                raise self.broken(error) from error
+                raise self.broken(method, path, error) from error
             raise from_wire(_error_of(answer.status, text))
         return answer
 
@@ -167,8 +170,7 @@ class Transport:
             "",
             "",
         ]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            self._connect(connection)
+        with self._connected() as connection:
             connection.settimeout(self.timeout)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
                 connection.sendall("\r\n".join(lines).encode("ascii") + data)
@@ -178,6 +180,16 @@ class Transport:
         except BaseException:
             file.close()
             raise
+
+    def _connected(self) -> socket.socket:
+        """Return a connection to the daemon. Raises what is in _CUT_OFF."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._connect(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _connect(self, connection: socket.socket) -> None:
         """Connect, and wait in the kernel's queue where others do so, too. Raises what is in _CUT_OFF.

@@ -58,3 +58,16 @@ class Check(Struct, frozen=True):
     files: KeptFiles = KeptFiles()
     start: Start = Start("now")
     warnings: list[str] = []
+
+
+class Bundle(Struct, frozen=True):
+    """Files that a client on another machine has sent along with a spec.
+
+    sha256: of the bundle, by which it is named.
+    received: how many bytes have come.
+    directory: where the files are; "" until all have come.
+    """
+
+    sha256: str
+    received: int
+    directory: str

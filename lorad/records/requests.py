@@ -10,6 +10,8 @@ from msgspec import Meta, Struct, field
 
 from lorad.bounds import (
     BODY_BYTES,
+    BUNDLE_BYTES,
+    BUNDLE_PART,
     METRIC_NAME,
     METRICS,
     NAME_CHARACTERS,
@@ -71,6 +73,16 @@ class RunRequest(RequestBody, frozen=True):
     name: Name | None = None
     suffix: bool = False  # take NAME-2 or the like where the name is in use
     replace: bool = False  # remove the run of that name first, which has to be over
+
+
+class BundleRequest(RequestBody, frozen=True):
+    """A part of a bundle: files that a client on another machine sends along with a spec."""
+
+    MOST_BYTES: ClassVar[int] = BODY_BYTES
+
+    size: Annotated[int, Meta(ge=1, le=BUNDLE_BYTES)]  # bytes of the whole bundle
+    offset: Annotated[int, Meta(ge=0, le=BUNDLE_BYTES)] = 0  # where in it the part stands
+    data: Annotated[bytes, Meta(max_length=BUNDLE_PART)] = b""  # b"" asks how much has come
 
 
 _Moment = Annotated[float, Meta(gt=0, le=1e11)]  # seconds, of which calendars know a date

@@ -61,6 +61,7 @@ class Api:
     read_events = Route("GET", "/v1/events", list[runs.Event])
     run = Route("POST", "/v1/runs", runs.Run, requests.RunRequest)
     check = Route("POST", "/v1/check", checks.Check, requests.RunRequest)
+    send_files = Route("PUT", "/v1/bundles/{bundle}", checks.Bundle, requests.BundleRequest)
     list_runs = Route("GET", "/v1/runs", list[runs.Run])
     select_runs = Route("POST", "/v1/select", list[runs.Run], requests.SelectRequest)
     show_run = Route("GET", "/v1/runs/{run}", runs.RunDetails)

@@ -18,20 +18,24 @@ import pytest
 import yaml
 
 from lorad.box.paths import python_path
+from lorad.client.boxes.hosts import HOST
+from lorad.client.client import Client
 from tests.hosts.sshd import real_sshd
 from tests.kit.world import PATIENCE, REPOSITORY, World, world
 
-FAKE = Path(__file__).with_name("fake_ssh.py")
+FAKE_SSH = f"{sys.executable} -S {Path(__file__).with_name('fake_ssh.py')}"
 
 
 class Box:
     """A far home, and the command here that is about it as `--host h2`.
 
     far: the world on the other side; its daemon runs as this user.
+    is_real: whether an sshd serves it.
     """
 
     def __init__(self, far: World, options: str) -> None:
         self.far = far
+        self.is_real = options != FAKE_SSH
         self.here = far.root / "here"
         self.calls = far.root / "calls"
         self.calls.touch()
@@ -39,14 +43,18 @@ class Box:
         for part in ("bin", "config/lorad", "run", "work"):
             (self.here / part).mkdir(parents=True)
         self._script("ssh", f'echo "$@" >> {self.calls}\nexec {options} "$@"')
-        environment = f"PYTHONPATH={python_path(str(REPOSITORY))}"
-        self._script("lorad", f'exec env {environment} {sys.executable} -m lorad "$@"')
+        self.command("lorad", REPOSITORY)
         self.add("h2", home=str(far.home.root))
 
-    def _script(self, name: str, text: str) -> None:
+    def command(self, name: str, tree: Path) -> str:
+        """Write a command that is the lorad of a source tree, and return its path."""
+        return self._script(name, f'exec env PYTHONPATH={tree} {sys.executable} -m lorad "$@"')
+
+    def _script(self, name: str, text: str) -> str:
         path = self.here / "bin" / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
+        return str(path)
 
     def add(self, name: str, **entry: str) -> None:
         """Write a host into hosts.yaml."""
@@ -104,13 +112,31 @@ class Box:
         assert found is not None, done.stderr
         return int(found[1])
 
-    def kill_master(self) -> None:
-        """Kill the master, and wait until it is gone."""
-        process = psutil.Process(self.master())
-        process.send_signal(signal.SIGKILL)
+    def kill(self, what: str) -> None:
+        """Kill the master, what sshd has started for it there, or the daemon; wait until it is gone."""
+        master = psutil.Process(self.master())
+        victim = {"master": lambda: master, "sshd's child": self._served, "daemon": self._daemon}[what]()
+        victim.send_signal(signal.SIGKILL)
         with contextlib.suppress(psutil.NoSuchProcess):
-            while process.status() != psutil.STATUS_ZOMBIE:
-                process.wait(10)
+            while victim.status() != psutil.STATUS_ZOMBIE:
+                victim.wait(10)
+
+    def _served(self) -> psutil.Process:
+        """Return the process of sshd at the other end of the master's connection."""
+        (port,) = {
+            connection.laddr.port
+            for connection in psutil.Process(self.master()).net_connections("tcp")
+            if connection.status == psutil.CONN_ESTABLISHED
+        }
+        for process in psutil.process_iter():
+            if process.name().startswith("sshd"):
+                ends = [connection.raddr[1:] for connection in process.net_connections("tcp")]
+                if (port,) in ends:
+                    return process
+        raise AssertionError("no process of sshd is at the other end")
+
+    def _daemon(self) -> psutil.Process:
+        return psutil.Process(self.far.client.status().pid)
 
     def stopped_daemons(self) -> bool:
         """Return whether nothing was started in this user's own home here."""
@@ -122,25 +148,47 @@ class Box:
             subprocess.run(words, env=self.environment, capture_output=True, check=False)
 
 
+def asking(box: Box, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """Make a client in this process that asks the box, whose daemon is started if need be."""
+    for name, value in box.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LORAD_HOME", raising=False)
+    monkeypatch.setenv(HOST, "h2")
+    box.there("daemon", "start")
+    return Client()
+
+
+@contextlib.contextmanager
+def sshd_on_loopback(user: str = "", **more: Any) -> Iterator[str]:
+    """Give how ssh reaches a real sshd on loopback, as this user unless another is named."""
+    if not Path("/usr/sbin/sshd").exists() or shutil.which("ssh") is None:
+        pytest.skip("no sshd is installed (.ci/setup-browser installs Debian's)")
+    with real_sshd(user or getpass.getuser(), **more) as options:
+        yield options
+
+
+@contextlib.contextmanager
+def box_by(ssh: str) -> Iterator[Box]:
+    """Give a box that these words reach."""
+    with world() as far:
+        made = Box(far, ssh)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
 @pytest.fixture(scope="session")
 def sshd_options() -> Iterator[str]:
     """How ssh reaches a real sshd on loopback."""
-    if not Path("/usr/sbin/sshd").exists() or shutil.which("ssh") is None:
-        pytest.skip("no sshd is installed (.ci/setup-browser installs Debian's)")
-    with real_sshd(getpass.getuser()) as options:
+    with sshd_on_loopback() as options:
         yield options
 
 
 @pytest.fixture(scope="module", params=["fake", pytest.param("sshd", marks=pytest.mark.system)])
 def box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A box whose daemon runs."""
-    ssh = f"{sys.executable} -S {FAKE}"
-    if request.param == "sshd":
-        ssh = request.getfixturevalue("sshd_options")
-    with world() as far:
-        made = Box(far, ssh)
-        try:
-            made.there("daemon", "start")
-            yield made
-        finally:
-            made.close()
+    ssh = FAKE_SSH if request.param == "fake" else request.getfixturevalue("sshd_options")
+    with box_by(ssh) as made:
+        made.there("daemon", "start")
+        yield made

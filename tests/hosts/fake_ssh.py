@@ -2,6 +2,7 @@
 
 It understands what lorad asks of OpenSSH: options by -o, -O check, forward, cancel and exit, -L, -t and -T.
 `FAKE_SSH_SAYS` is what it prints instead of connecting; `FAKE_SSH_CALLS` is a file with a line for each call.
+With `FAKE_SSH_CLOSED` no connection to a forwarded socket is carried.
 """
 
 import contextlib
@@ -104,6 +105,8 @@ def _accept(listener: socket.socket, there: str) -> None:
             near, _ = listener.accept()
             far = socket.socket(socket.AF_UNIX)
             try:
+                if "FAKE_SSH_CLOSED" in os.environ:
+                    raise PermissionError("administratively prohibited")
                 far.connect(there)
             except OSError:  # as ssh: the connection is taken, and then closed
                 near.close()

@@ -3,71 +3,40 @@
 The cases with a real sshd have mark.system.
 """
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
-import psutil
 import pytest
 
-from lorad.client.boxes import hosts
 from lorad.client.boxes.entry import BoxEntry
 from lorad.client.boxes.remote import LineLost, There
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
-from tests.hosts.conftest import Box
+from tests.hosts.conftest import Box, asking
 
 
 @pytest.fixture
-def client(box: Box, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(box: Box, monkeypatch: pytest.MonkeyPatch) -> Client:
     """A client in this process that asks the box, whose daemon runs."""
-    for name, value in box.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("LORAD_HOME", raising=False)
-    monkeypatch.setenv(hosts.HOST, "h2")
-    box.there("daemon", "start")
-    yield Client()
+    return asking(box, monkeypatch)
 
 
 def test_a_killed_master_is_replaced(box: Box, client: Client) -> None:
     client.status()
     before = box.master()
-    box.kill_master()
+    box.kill("master")
     assert client.status().home == str(box.far.home.root)
     assert box.master() != before
-    box.kill_master()
+    box.kill("master")
     with pytest.raises(NotFound, match="no run named nobody"):  # it went out once, over a new line
         client.rename("nobody", "other")
-
-
-def test_a_killed_connection_is_replaced(box: Box, client: Client, request: pytest.FixtureRequest) -> None:
-    if "sshd" not in request.node.callspec.id:
-        pytest.skip("a fake ssh has no process there")
-    client.status()
-    master = psutil.Process(box.master())
-    port = next(c.laddr.port for c in master.net_connections("tcp") if c.status == "ESTABLISHED")
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            ends = [connection.raddr[1:] for connection in process.net_connections("tcp")]
-            if process.name() == "sshd" and (port,) in ends:
-                process.kill()
-    assert client.status().pid
-
-
-def test_a_broken_stream_can_be_read_again(box: Box, client: Client) -> None:
-    events = client.events(-1)
-    first = next(events)
-    box.kill_master()
-    assert [event.kind for event in events if event.kind != "idle"] == []
-    assert next(client.events(-1)).id == first.id
 
 
 def test_a_broken_answer_is_told(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.status()
 
     def broken(answer: object) -> bytes:
-        box.kill_master()
+        box.kill("master")
         raise EOFError("3 of 9 bytes came")
 
     monkeypatch.setattr("lorad.client.transport._HttpAnswer.read", broken)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import typer
 
 from lorad.box.paths import Home
-from lorad.client.boxes.hosts import ALL, CWD, HERE, HOST, place
+from lorad.client.boxes.hosts import ALL, CWD, HERE, HOST, SEND, place
 from lorad.errors import SpecError
 
 API = "api"  # the command works here and asks the daemon there
 THERE = "there"  # ssh runs the command on the box: it reads files, or starts processes
 _ANYWHERE = "anywhere"  # the command is about no daemon
 
+_SENDING = ("run", "check", "try", "sweep")  # commands that read a spec here
 # Every command stands here; one that does not is a mistake that a test finds.
 REACH = {
     "run": API, "check": API, "list": API, "show": API, "why": API, "attach": API, "diff": API, "open": API,
@@ -30,11 +31,11 @@ REACH = {
 }  # fmt: skip
 
 
-def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
+def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = False) -> None:
     """Choose the box that a command is about, and run there what has to.
 
     words: the command and what stands behind it.
-    host, cwd: what stands before it.
+    host, cwd, send: what stands before it.
 
     Raises SpecError for what cannot be done from here, and HostUnreachable. Raises typer.Exit when the
     command was run there.
@@ -43,6 +44,8 @@ def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
         os.environ[HOST] = host
     if cwd is not None:
         os.environ[CWD] = cwd
+    if send:
+        os.environ[SEND] = _sent_by(words, cwd)
     if not words or REACH.get(words[0]) == _ANYWHERE:
         return
     if os.environ.get(HOST) == ALL:
@@ -53,8 +56,9 @@ def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
         return
     box = place()
     if isinstance(box, Home):
-        if cwd is not None:
-            raise SpecError("--cwd is a directory of another box", hint="Name it with --host, or use `cd`.")
+        if cwd is not None or send:
+            what = "--send sends to" if send else "--cwd is a directory of"
+            raise SpecError(f"{what} another box", hint="Name it with --host, or leave that out.")
         return
     way = REACH.get(words[0], f"it is not known what {words[0]} would do there")
     if way == THERE:
@@ -65,3 +69,12 @@ def go(words: Sequence[str], host: str | None, cwd: str | None) -> None:
     if words[0] == "try" and "--rewards" in words:
         hint = "Call it there, or leave out --rewards."
         raise SpecError("--rewards scores completions on this machine, not there", hint=hint)
+
+
+def _sent_by(words: Sequence[str], cwd: str | None) -> str:
+    """Return the command whose spec names files to send. Raises SpecError for one that has no spec."""
+    command = words[0] if words else ""
+    if command not in _SENDING or cwd is not None:
+        hint = "Relative paths of the spec then begin among the files that are sent."
+        raise SpecError(f"--send is for {', '.join(_SENDING)}, without --cwd", hint=hint)
+    return command

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = "Home | There"  # where a daemon and its files are
 HERE = "here"  # this machine, whatever the default is
 HOST = "LORAD_HOST"  # in the environment: the box of every command
+SEND = "LORAD_HOST_SEND"  # in the environment: whether files are sent along
 CWD = "LORAD_HOST_CWD"  # in the environment: where relative paths begin on it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ALL = "all"  # every box and this machine, for `lorad list`
@@ -119,9 +120,9 @@ def there(name: str, *, asks: bool = True) -> "There":
         target, slash, home = name.removeprefix("ssh://").partition("/")
         entry = BoxEntry(f"ssh://{target}", home=f"{slash}{home}")
         check_entry("box", entry)
-        return There(name, entry, os.environ.get(CWD, ""))
+        return There(name, entry, os.environ.get(CWD, ""), sends=bool(os.environ.get(SEND)))
     hosts = read_hosts().hosts
     if name not in hosts:
         names = f"There are {', '.join(hosts)}; `" if hosts else "`"
         raise SpecError(f"there is no host {name}", hint=f"{names}lorad hosts add {name} USER@HOST` adds it.")
-    return There(name, hosts[name], os.environ.get(CWD, ""), asks)
+    return There(name, hosts[name], os.environ.get(CWD, ""), asks, bool(os.environ.get(SEND)))

@@ -1,7 +1,8 @@
 """Another box's daemon, over ssh: its master forwards the daemon's Unix socket to one here.
 
-While the master lives a request starts no process. ssh's keys are the authentication, and the daemon there
-sees the user who logged in. Nothing here ever starts a daemon on this machine.
+While the master lives a request starts no process; where sshd forwards no sockets it starts a session through
+the master, in which `lorad daemon dial` carries the bytes. ssh's keys are the authentication, and the daemon
+there sees the user who logged in. Nothing here ever starts a daemon on this machine.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +23,21 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from lorad import __version__
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import SOCKET_PATH_LIMIT, runtime_directory
+from lorad.client.boxes.bundle import files_here, send
 from lorad.client.boxes.entry import BoxEntry, hosts_path
 from lorad.client.transport import PROTOCOL, Transport
-from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError, SpecError, StorageError
+from lorad.errors import Conflict, DaemonUnreachable, HostUnreachable, LoradError, SpecError, StorageError
 from lorad.files import write_whole
 
 _MASTER = (
     *("-o", "ControlMaster=auto", "-o", "ControlPersist=600", "-o", "StreamLocalBindUnlink=yes"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10"),
 )
+_Connection = socket.socket  # of which `There` has one, too
+_REPEATABLE = ("GET", "PUT")  # methods of requests that may be sent twice
 _ANSWER_SECONDS = 120.0  # for the first command there, while a person may type a password
 _ADDED = 17  # characters that ssh adds to a control path while it binds it
 _SSH_FAILED = 255  # the exit code of ssh itself
@@ -56,6 +62,8 @@ class FarDaemon(msgspec.Struct):
         running: Whether a daemon answers there.
         login: The home directory of that user.
         alarms: When alarms are raised there.
+        is_dialled: Whether each connection is carried by a `lorad daemon dial` there, as sshd forwards none.
+            It is found out here.
     """
 
     socket: str
@@ -66,6 +74,7 @@ class FarDaemon(msgspec.Struct):
     running: bool
     login: str
     alarms: AlarmLimits = AlarmLimits()
+    is_dialled: bool = False
 
 
 class LineLost(DaemonUnreachable):
@@ -79,12 +88,14 @@ class There:
     name: what the user calls it.
     cwd: where relative paths begin on it, as the command line says; "" is what hosts.yaml says.
     asks: whether ssh may ask for a password on the terminal.
+    sends: whether the files that a spec names are sent along, and relative paths begin among them.
     """
 
     name: str
     entry: BoxEntry
     cwd: str = ""
     asks: bool = True
+    sends: bool = False
 
     @property
     def flag(self) -> str:
@@ -106,11 +117,11 @@ class There:
         Raises SpecError where no directory is named and the spec names a file that is here.
         """
         named = self.directory
-        if not named and (path := _local_file(body)):
+        if not named and (path := next(iter(files_here(body)), "")):
             message = f"{path} is a file of this machine, and the run works on {self.name}"
             hint = (
-                f"Copy it (`scp {path} {self.entry.ssh}:`) and say where it is: `{self.flag} --cwd DIR …`, "
-                f"or `cwd:` of the host in {hosts_path()}."
+                f"Send it along, `{self.flag} --send …`; or copy it (`scp {path} {self.entry.ssh}:`) and say "
+                f"where it is: `{self.flag} --cwd DIR …`, or `cwd:` of the host in {hosts_path()}."
             )
             raise SpecError(message, hint=hint)
         home = self.facts().login
@@ -142,9 +153,10 @@ class There:
 
     def facts(self) -> FarDaemon:
         """Return what the box said when the line was opened, and open it where it never was."""
-        return self._kept() or self.open()
+        return self.kept() or self.open()
 
-    def _kept(self) -> FarDaemon | None:
+    def kept(self) -> FarDaemon | None:
+        """Return what the box said when the line was opened; None where it never was."""
         try:
             return msgspec.json.decode(self._file(".json").read_bytes(), type=FarDaemon)
         except (OSError, msgspec.DecodeError):
@@ -154,7 +166,7 @@ class There:
     def open(self) -> FarDaemon:
         """Have a master forward the daemon's socket, unless one does. Raises HostUnreachable."""
         with self._alone():
-            facts = self._kept()
+            facts = self.kept()
             if facts is not None and self._is_open():  # another command was quicker
                 return facts
             return self._opened()
@@ -165,7 +177,7 @@ class There:
             return self._opened()
 
     def _opened(self) -> FarDaemon:
-        before = self._kept()
+        before = self.kept()
         facts = self._ask()
         if facts.protocol != PROTOCOL:
             message = (
@@ -182,8 +194,42 @@ class There:
                 raise HostUnreachable(
                     f"ssh forwards no socket of {self.name}: {output}", hint=self._remedy(output)
                 )
+        is_dialled = not self._carries() if facts.running else bool(before and before.is_dialled)
+        facts = structs.replace(facts, is_dialled=is_dialled)
         write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
         return facts
+
+    def _carries(self) -> bool:
+        """Return whether anything comes back through the forwarded socket of a daemon that works.
+
+        ssh forwards a socket without asking, and sshd refuses each connection to it.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+            trial.settimeout(10)
+            try:
+                trial.connect(str(self.socket))
+                trial.sendall(b"GET /v1/status HTTP/1.0\r\n\r\n")
+                return bool(trial.recv(1))
+            except TimeoutError:  # it is slow, and was not refused
+                return True
+            except OSError:
+                return False
+
+    def dial(self) -> _Connection:
+        """Start a `lorad daemon dial` there, and return what is connected to it. Raises HostUnreachable."""
+        self.open()
+        command = ["ssh", *self._session, "-o", "BatchMode=yes", "-T", "--", self.entry.ssh]
+        near, far = socket.socketpair()
+        with far:
+            process = subprocess.Popen(
+                [*command, self.words(["daemon", "dial"], cwd="")],
+                stdin=far.fileno(),
+                stdout=far.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the command, which may have more to ask
+            )
+        threading.Thread(target=process.wait, daemon=True, name="lorad dial").start()
+        return near
 
     def _is_open(self) -> bool:
         """Return whether somebody takes connections for it here."""
@@ -242,18 +288,17 @@ class There:
         enter = f"cd {_quoted(cwd)} && " if cwd else ""
         return enter + " ".join(map(_quoted, words))
 
+    @property
+    def _session(self) -> list[str]:
+        """The options of an ssh that works through the master and starts none."""
+        path = f"ControlPath={self._file('.ctl')}"
+        return ["-o", path, "-o", "ControlMaster=no", "-o", "LogLevel=ERROR"]
+
     def call(self, arguments: Sequence[str]) -> int:
         """Run lorad there on this terminal, and return its exit code. Raises HostUnreachable."""
         terminal = "-t" if sys.stdin.isatty() and sys.stdout.isatty() else "-T"
-        control = [
-            "-o",
-            f"ControlPath={self._file('.ctl')}",
-            "-o",
-            "ControlMaster=no",
-            "-o",
-            "LogLevel=ERROR",
-        ]
-        command = ["ssh", *control, terminal, "--", self.entry.ssh, self.words(arguments, cwd=self.directory)]
+        words = self.words(arguments, cwd=self.directory)
+        command = ["ssh", *self._session, terminal, "--", self.entry.ssh, words]
         code = _started(lambda: subprocess.run(command, check=False).returncode)
         if code in (_SSH_FAILED, _NOT_FOUND):
             raise self._refusal(code, "")
@@ -289,29 +334,6 @@ class There:
             return code, file.read().decode(errors="replace")
 
 
-def _local_file(body: Any) -> str:
-    """Return a relative path that a spec names and that exists on this machine; "" where none does."""
-    from lorad.spec.text import mapping  # slow, and needed for specs alone
-
-    in_spec = ((Path(body.cwd), text) for text in _texts(mapping(body.spec, source=body.source)))
-    typed = ((Path.cwd(), str(text).partition("=")[2].strip("\"' ")) for text in body.overrides)
-    for directory, text in (*in_spec, *typed):
-        name: str = text.partition(":")[0]  # the function behind it is not of the path
-        is_path = ("/" in name or "." in name) and name[:1] not in ("/", "~") and len(name) < 1024
-        if is_path and (directory / name).exists():
-            return name
-    return ""
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text of what YAML makes, keys among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in (*value, *(value.values() if isinstance(value, dict) else ())):
-            yield from _texts(part)
-
-
 def _started(run: Any) -> int:
     """Run ssh. Raises HostUnreachable where there is none."""
     try:
@@ -332,19 +354,33 @@ class _BoxTransport(Transport):
     def __init__(self, box: There, timeout: float) -> None:
         super().__init__(box.socket, timeout)
         self.box = box
+        self.box_name = box.name
         self.restart = f"Start it with `{box.flag} daemon start`."
         self._may_open = timeout >= 1  # nobody waits for ssh while a shell completes a word
 
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> Any:
         """Send a request. One that only reads is sent once more where the line broke."""
         if body is not None and "cwd" in body.__struct_fields__:
-            body = self.box.of_the_box(body)
+            if self.box.sends:
+                body = structs.replace(body, cwd=send(self, body))
+            else:
+                body = self.box.of_the_box(body)
         try:
             return super().request(method, path, body)
         except LineLost:
-            if method != "GET":
+            if method not in _REPEATABLE:
                 raise
             return super().request(method, path, body)
+        except Conflict:
+            if self.version != __version__:  # it may speak another protocol since the line was opened
+                self.box.mend()
+            raise
+
+    def _connected(self) -> socket.socket:
+        facts = self.box.kept()
+        if facts is not None and facts.is_dialled and self._may_open:
+            return self.box.dial()
+        return super()._connected()
 
     def _connect(self, connection: socket.socket) -> None:
         try:
@@ -358,14 +394,23 @@ class _BoxTransport(Transport):
     def unanswered(self, method: str, path: str, error: Exception) -> LoradError:
         if not self._may_open:
             return super().unanswered(method, path, error)
+        if method not in _REPEATABLE:
+            return self.broken(method, path, error)
         if not self.box.mend().running:
             return DaemonUnreachable(f"no daemon runs on {self.box.name}", hint=self.restart)
-        if method == "GET":
-            hint = "Does sshd there allow it (AllowStreamLocalForwarding)?"
-            return LineLost(f"the line to {self.box.name} carries nothing: {error}", hint=hint)
-        message = f"the line to {self.box.name} broke amid {method} {path}, which may have been carried out"
-        return LineLost(message, hint=f"Look with `{self.box.flag} list` before you repeat it.")
+        hint = f"Call it again; `{self.box.flag} doctor` looks at the daemon there."
+        return LineLost(f"the line to {self.box.name} carries nothing: {error}", hint=hint)
 
-    def broken(self, error: Exception) -> LoradError:
-        message = f"the line to {self.box.name}, or the daemon there, went away: {error}"
-        return DaemonUnreachable(message, hint="Call it again: the line is opened anew.")
+    def broken(self, method: str, path: str, error: Exception) -> LoradError:
+        if method in _REPEATABLE:
+            message = f"the line to {self.box.name}, or the daemon there, went away: {error}"
+            return DaemonUnreachable(message, hint="Call it again: the line is opened anew.")
+        doubt = f"{method} {path} may have been carried out"
+        look = f"Look with `{self.box.flag} list` before you repeat it."
+        try:
+            if not self._may_open or self.box.mend().running:
+                return LineLost(f"the line to {self.box.name} broke, and {doubt}", hint=look)
+        except HostUnreachable as gone:
+            return HostUnreachable(f"{gone.message}; {doubt}", hint=f"{gone.hint} {look}")
+        message = f"no daemon runs on {self.box.name}; if one did a moment ago, {doubt}"
+        return DaemonUnreachable(message, hint=f"{self.restart} {look}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import attempts_under, is_locked
+from lorad.daemon.storage.bundles import unused_bundles
 from lorad.daemon.storage.prune import REMOVED, Doomed, doomed, listed
 from lorad.states import RunState
 from lorad.store import events, runs
@@ -20,7 +21,7 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
     """Yield everything that can be deleted.
 
     of: restricts that to what belongs to the runs for which it returns true; without it, what is left of
-        pools and removed runs can go too.
+        pools and removed runs can go too, and unused bundles.
     """
     for name in runs.names(ctx.store):
         run = runs.find(ctx.store, name)
@@ -30,6 +31,7 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
     if of is None:
         yield from _orphans(ctx)
         yield from _old_pools(ctx)
+        yield from unused_bundles(ctx)
 
 
 def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
@@ -39,7 +41,7 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
     """
     now: Iterable[Doomed] = ()
     if not run:
-        now = (*_orphans(ctx), *_old_pools(ctx))
+        now = (*_orphans(ctx), *_old_pools(ctx), *unused_bundles(ctx))
     elif row := runs.find(ctx.store, run):
         now = (*doomed(ctx, row), *_old_logs(row))
     doomed_now = {(item.kind, item.path) for item in now}

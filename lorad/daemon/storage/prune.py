@@ -51,7 +51,7 @@ class Doomed(NamedTuple):
 
     run: str
     path: Path
-    kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool"]
+    kind: Literal["checkpoint", "version", "samples", "leftover", "run", "log", "life", "pool", "bundle"]
     why: str
     for_budget: bool = False
 
@@ -247,7 +247,7 @@ def delete(ctx: Context, item: Doomed) -> Path | None:
             return None
         if item.kind == "pool":
             ctx.pools.pop(item.path.name, None)
-        if item.kind in ("leftover", "run", "life", "pool"):
+        if item.kind in ("leftover", "run", "life", "pool", "bundle"):
             return item.path
         if item.kind == "checkpoint" and (key := key_of(item.path)):
             mark_deleted(ctx.store, item.run, *key)

@@ -44,6 +44,7 @@ _ACCESS = {
     events.read_events: _READ,
     runs.run: _ANY,
     check.check: _ANY,
+    check.send_files: _ANY,
     runs.list_runs: _ANY,
     runs.select_runs: _ANY,
     runs.show_run: _READ,

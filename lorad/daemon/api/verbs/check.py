@@ -1,6 +1,9 @@
-"""Check a spec as `run` does, and say what would become of it. Nothing is queued, and nothing stays."""
+"""Check a spec as `run` does, and say what would become of it: nothing is queued, and nothing stays. And take
+in the files that a client on another machine sends along with one.
+"""
 
 import asyncio
+import re
 import time
 import uuid
 
@@ -10,6 +13,7 @@ from lorad.adapters.directory import TEMPORARY, discard
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import replaceable
 from lorad.daemon.context import Context, Request
+from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.processes import write_json
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.forecast import forecast
@@ -18,14 +22,17 @@ from lorad.daemon.runs.create import asked_for, refuse_used
 from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.reference import clear, refuse_other_model, staged
+from lorad.daemon.storage.bundles import bundles_of, take_in
 from lorad.daemon.storage.footprint import footprint, short_of_disk
-from lorad.errors import Conflict
+from lorad.errors import Conflict, SpecError
 from lorad.protocol.preflight import SpecFacts
-from lorad.records.checks import Check, Start
-from lorad.records.requests import RunRequest
+from lorad.records.checks import Bundle, Check, Start
+from lorad.records.requests import BundleRequest, RunRequest
 from lorad.spec.model import Spec, to_json
 from lorad.states import RunState
 from lorad.store.rows import RunRow
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 async def check(ctx: Context, call: Call) -> Check:
@@ -100,3 +107,16 @@ def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start, warnings: li
         start=start,
         **{key: getattr(facts, key) for key in (*shared, *more)},
     )
+
+
+async def send_files(ctx: Context, call: Call) -> Bundle:
+    """Take in a part of a bundle of the caller's, and say how much has come, or where it is.
+
+    Raises SpecError, Conflict, IntegrityError, StorageError.
+    """
+    sha256 = call.request.match_info["bundle"]
+    if not _SHA256.fullmatch(sha256):
+        raise SpecError(f"{sha256[:80]!r} is no sha256", hint="Name a bundle by 64 digits of 0-9 and a-f.")
+    part = call.json(BundleRequest)
+    directory = await in_thread(ctx, call.caller.uid, bundles_of, ctx, call.caller.uid)
+    return await on_behalf(ctx, call.caller.uid, take_in, directory, sha256, part)

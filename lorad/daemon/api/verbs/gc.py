@@ -4,7 +4,7 @@ directories of runs that were removed.
 
 import asyncio
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from lorad.daemon.access import is_admin, owns, seen_aliases
@@ -13,6 +13,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.process.users import Caller
+from lorad.daemon.storage.bundles import unused_bundles
 from lorad.daemon.storage.disk_usage import measure
 from lorad.daemon.storage.garbage import everything, still
 from lorad.daemon.storage.prune import Doomed, delete, discard_all
@@ -43,15 +44,19 @@ async def collect(ctx: Context, call: Call) -> Collected:
 
 
 async def found(ctx: Context, caller: Caller) -> list[Doomed]:
-    """List what can be deleted of the caller's runs; an admin gets all runs, pools and what removed runs
-    left.
+    """List what can be deleted of the caller's runs and bundles; an admin gets all of them, pools, and what
+    removed runs left.
     """
 
     def mine(run: RunRow) -> bool:
         return owns(ctx, caller, run.owner_uid)
 
+    if is_admin(ctx, caller):
+        doomed = everything(ctx)
+    else:
+        doomed = chain(everything(ctx, of=mine), unused_bundles(ctx, caller.uid))
     items = []
-    for item in everything(ctx, of=None if is_admin(ctx, caller) else mine):
+    for item in doomed:
         items.append(item)
         if len(items) % _TURN == 0:
             await asyncio.sleep(0)
