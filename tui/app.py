@@ -1,12 +1,14 @@
-"""The application: one client, one feed, a stack of screens."""
+"""The application: one client and one feed, of the box that is shown; a stack of screens for each box."""
 
 import gc
 import importlib
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
+from rich.text import Text
+from textual import work
 from textual.app import App, SystemCommand
 from textual.markup import escape
 from textual.reactive import reactive
@@ -14,14 +16,17 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from lorad.box.config import Config
+from lorad.box.paths import Home
+from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
-from lorad.errors import SpecError
+from lorad.errors import LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
+from lorad.tui.watch import LOCAL, BoxWatch, client_of, in_time, settings_of
 
 # what `open` opens, by its name: the module and its class
 SCREENS = {
@@ -29,13 +34,17 @@ SCREENS = {
     "device": ("device", "DeviceScreen"),
     "bill": ("bill", "BillScreen"),
     "nodes": ("nodes", "NodesScreen"),
+    "boxes": ("boxes.screen", "BoxesScreen"),
+    "all": ("boxes.runs", "AllRunsScreen"),
     "serving": ("serving.screen", "Serving"),
     "form": ("new_run.screen", "NewRun"),
 }
-_ONCE = frozenset({"serving", "form"})  # are not opened over themselves
+_ONCE = frozenset({"serving", "form", "boxes", "all"})  # are not opened over themselves
 # Screens that nobody sees first: read when the dashboard stands.
 _LATER = ("run.screen", "palette.screen", "screens.help", *(module for module, _ in SCREENS.values()))
 _STANDS = 1.0  # seconds after the beginning
+_PATIENCE = 20.0  # seconds for a box to be reached by ssh
+_FIRST = "first"  # the mode of the box that is shown at first; each box has a stack of screens, its mode
 # name in config.yaml -> Textual's
 NAMES = {"dark": "textual-dark", "light": "textual-light", "contrast": "lorad-contrast", "ansi": "ansi-dark"}
 _CONTRAST = Theme(
@@ -54,6 +63,14 @@ _CONTRAST = Theme(
 )
 
 
+class _Reached(NamedTuple):
+    """A box that was shown. mode: its screens; config: the user's, with the alarms of the box."""
+
+    mode: str
+    client: Client
+    config: Config
+
+
 class LoradApp(App[None]):
     """Watches and controls the runs of a daemon. `readonly`: only watches.
 
@@ -63,6 +80,8 @@ class LoradApp(App[None]):
     TITLE = "lorad"
     CSS_PATH = "lorad.tcss"
     BINDINGS = keys.APP
+    MODES = {_FIRST: Dashboard}  # noqa: RUF012, as Textual has it
+    DEFAULT_MODE = _FIRST
 
     lost: reactive[str] = reactive("")  # why there is no daemon
     frozen: reactive[bool] = reactive(False)  # what is shown stays as it is
@@ -71,6 +90,10 @@ class LoradApp(App[None]):
         super().__init__()
         self.config = config or Config()
         self.client = client
+        first = HERE if isinstance(client.where, Home) else client.where.name
+        self.box = "" if first == HERE else first
+        self._reached = {first: _Reached(_FIRST, client, self.config)}
+        self.boxes = BoxWatch(lambda: self.feed.again(urgent=False))
         self.readonly = readonly or self.config.tui.readonly
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.lines: list[str] = []  # that were typed as commands, oldest first
@@ -87,17 +110,17 @@ class LoradApp(App[None]):
         self.set_keymap(self.config.tui.keymap)
         self.animation_level = "none"  # each frame would be sent to users who are far away
 
-    def get_default_screen(self) -> Screen[None]:
-        return Dashboard()
-
     def on_mount(self) -> None:
         self.feed.start()
         self.set_timer(_STANDS, lambda: threading.Thread(target=_settle, daemon=True).start())
 
     def on_unmount(self) -> None:
         self.feed.close()
+        self.boxes.close()
 
     def on_line(self, message: Line) -> None:
+        if message.feed is not self.feed:  # of the box that was shown before
+            return
         self.lost = message.lost
         self.user = message.user
 
@@ -119,6 +142,46 @@ class LoradApp(App[None]):
         while len(self.screen_stack) > 1:
             self.pop_screen()
         cast(Dashboard, self.screen).narrow(filter_text)
+
+    @work(exclusive=True, group="box")
+    async def show_box(self, name: str, run: str = "") -> None:
+        """Show the dashboard of another box, once it answers, with the screens that were open on it before.
+
+        What is asked and done from then on is that box's; `readonly` holds for all of them.
+        """
+        name = HERE if name == LOCAL else name
+        base = self.screen
+        if not isinstance(base, Base):
+            return
+        base.say(Text(f"asking {one_line(name)} …"))
+        try:
+            reached = self._reached.get(name)
+            reached = await in_time(partial(_reach, name, reached), _PATIENCE)
+        except LoradError as error:
+            base.say_error(error)
+            return
+        base.say_command(base.command)
+        if self.screen is not base:
+            self.notify(f"{one_line(name)} answers; this is still {self.box or HERE}.", markup=False)
+            return
+        while getattr(self.screen, "OVER_BOXES", False):
+            self.pop_screen()
+        if reached.client is not self.client:
+            self.feed.close()
+            self.lost = ""
+            self.user = None
+            self.client = reached.client
+            self.config = reached.config
+            self.feed = Feed(self.client, self)
+            self.feed.freeze(self.frozen)
+            self.feed.start()
+            self.box = name
+            if name not in self._reached:
+                self.add_mode(reached.mode, Dashboard)
+            self._reached[name] = reached
+            self.switch_mode(reached.mode)
+        if run:
+            self.open_run(run)
 
     def use_theme(self, name: str) -> None:
         """Change the colours, or say which there are."""
@@ -149,7 +212,7 @@ class LoradApp(App[None]):
         from lorad.tui.palette.screen import CommandLine
 
         if isinstance(self.screen, Base):
-            line = CommandLine(self.screen, self.lines, Source(self.client, NAMES))
+            line = CommandLine(self.screen, self.lines, Source(self.screen.client, NAMES))
             self.push_screen(line, lambda plan: plan.go(self) if plan else None)
 
     def action_freeze(self) -> None:
@@ -177,6 +240,7 @@ class LoradApp(App[None]):
             for title, help, name in (
                 ("Serving", "Aliases, traffic, a chat", "serving"),
                 ("Bill", "Who used how much, and what it cost", "bill"),
+                ("Boxes", "This machine and those of hosts.yaml, and which of them is shown", "boxes"),
                 ("New run", "A form with its YAML beside it", "form"),
             ):
                 yield SystemCommand(title, help, partial(self.open, name))
@@ -185,6 +249,13 @@ class LoradApp(App[None]):
             )
         yield SystemCommand("Pause refreshing", "Keep what is shown; again to resume", self.action_freeze)
         yield from super().get_system_commands(screen)
+
+
+def _reach(name: str, before: _Reached | None) -> _Reached:
+    """Ask a box whether its daemon is there; ssh opens the line if need be. Raises LoradError."""
+    client = before.client if before else client_of(name)
+    client.status()
+    return before or _Reached(f"box {name}", client, settings_of(client.where))
 
 
 def _settle() -> None:

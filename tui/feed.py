@@ -80,10 +80,12 @@ class Line(Message):
     """Informs the app about the connection to the daemon.
 
     Attributes:
+        feed: The feed that has the connection.
         lost: Why the connection is lost; "" when it is back.
         user: The user, who may only act on things of their own; None for one who may act on everything.
     """
 
+    feed: "Feed"
     lost: str
     user: str | None = None
 
@@ -129,9 +131,9 @@ class Feed:
             self._view = view
         self._tell(None, urgent=True)
 
-    def again(self) -> None:
-        """Read everything again, for another reason than an event."""
-        self._tell(None, urgent=True)
+    def again(self, *, urgent: bool = True) -> None:
+        """Read everything again, for another reason than an event. urgent: also while it is frozen."""
+        self._tell(None, urgent=urgent)
 
     def freeze(self, frozen: bool) -> None:
         """Keep what is shown as it is until it is thawed; then all that changed meanwhile is read."""
@@ -157,7 +159,7 @@ class Feed:
         while not self._closed.wait(delay):
             try:
                 self._user = restricted(self._stream.status())
-                _post(self._app, Line("", self._user))
+                _post(self._app, Line(self, "", self._user))
                 self._tell(None)
                 delay = 0.25
                 since = ""
@@ -165,7 +167,7 @@ class Feed:
             except LoradError as error:
                 since = since or time.strftime("%H:%M:%S")
                 lost = f"No daemon since {since}, asking again; old figures. {error.message}"
-                _post(self._app, Line(lost, self._user))
+                _post(self._app, Line(self, lost, self._user))
                 delay = min(max(delay, 0.25) * 2, _SLOWEST)
 
     def _events(self, cursor: int) -> int:

@@ -87,6 +87,8 @@ BILL: list[BindingType] = [
 
 NODES: list[BindingType] = [_key("l", "pool", "nodes.pool", "Its pool")]
 
+BOXES: list[BindingType] = [_key("a", "open('all')", "boxes.all", "Runs of all")]
+
 DEVICE: list[BindingType] = [_key("l", "pool", "device.pool", "Its pool")]
 
 POOL_SCREEN: list[BindingType] = [
@@ -115,6 +117,7 @@ BOARD: list[BindingType] = [
     _key("f", "fold", "board.fold", "Open the sweep, or fold it into one row", show=False),
     _key("F", "fold_all", "board.fold_all", "Open all sweeps, or fold all", show=False),
     _key("B", "open('bill')", "board.bill", "The bill", show=False),
+    _key("b", "open('boxes')", "board.boxes", "All boxes, and which is shown", show=False),
     _key("N", "open('nodes')", "board.nodes", "The nodes of a cluster", show=False),
     _key("l", "pool", "board.pool", "The pool of the run", show=False),
     _key("exclamation_mark", "next_alarm", "board.alarm", "Next run with an alarm", show=False, display="!"),
@@ -349,6 +352,7 @@ HELP: dict[str, list[BindingType]] = {
     "The screen of a pool": POOL_SCREEN,
     "The screen of a device": DEVICE,
     "The bill": BILL,
+    "All boxes": BOXES,
     "Tables": TABLE,
     "The run's screen": TABS,
     "Curves": CURVES,

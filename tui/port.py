@@ -6,17 +6,23 @@ from typing import Protocol
 from lorad.box.config import Config
 from lorad.client.client import Client
 from lorad.tui.feed import Feed
+from lorad.tui.watch import BoxWatch
 
 
 class AppPort(Protocol):
     """The application as its screens see it: `cast(AppPort, self.app)`.
 
+    client: asks the daemon of the box that is shown.
+    box: the name of that box in the titles; "" as long as there is only this machine.
+    boxes: knows the states of all boxes, while a screen shows them.
     frozen: the screens are not refreshed for now.
     """
 
     client: Client
+    box: str
     config: Config
     feed: Feed
+    boxes: BoxWatch
     readonly: bool
     frozen: bool
 
@@ -32,6 +38,13 @@ class AppPort(Protocol):
 
     def narrow(self, filter_text: str) -> None:
         """Show the dashboard with the runs that match a filter."""
+
+    def show_box(self, name: str, run: str = "") -> object:
+        """Show the dashboard of another box, once it answers. `here` and `local` are this machine.
+
+        Args:
+            run: A run of it that is opened.
+        """
 
     def use_theme(self, name: str) -> None: ...
 

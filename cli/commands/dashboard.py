@@ -1,6 +1,7 @@
 """The commands tui and top: the dashboard in the terminal or a browser, and what it shows in plain tables."""
 
 import contextlib
+import dataclasses
 import gc
 import os
 import shutil
@@ -13,7 +14,8 @@ import msgspec
 import typer
 
 from lorad.alarms import Alarm, alarms
-from lorad.box.config import AlarmLimits, Config, config_of
+from lorad.box.config import AlarmLimits, Config
+from lorad.box.paths import Home
 from lorad.cli.commands.pools import device_row, on_nodes, runs_in, strangers, versions_in
 from lorad.cli.options import AsJson
 from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
@@ -29,6 +31,7 @@ from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.records.runs import Run
+from lorad.tui.watch import settings_of
 from lorad.tui.widgets.sparkline import sparkline
 
 _SPARK = 12  # steps whose rewards are drawn
@@ -179,7 +182,9 @@ def tui(
 
         serve_browsers(client.home.root, port=port or 0, readonly=readonly)
         return
-    config = config_of(client.home)
+    config = settings_of(client.where)
+    if not isinstance(client.where, Home):  # ssh may ask before the screen is drawn, and not after that
+        client = Client(dataclasses.replace(client.where, asks=False))
     os.environ.setdefault("TEXTUAL_FPS", "500")  # only what changed is drawn, and a key waits for two frames
     gc.disable()  # until the first screen stands: a tenth of the time until then
     with glance(client, config) if sys.stdout.isatty() and sys.stderr.isatty() else contextlib.nullcontext():

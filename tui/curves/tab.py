@@ -377,7 +377,7 @@ class CurvesTab(RunTab):
         """Ask for a run, and add it to the comparison or remove it."""
         scene = self.scene
         try:
-            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_LISTED)
+            runs = await asyncio.to_thread(self.base.client.list, all=True, limit=_LISTED)
         except LoradError as error:
             self.base.say_error(error)
             return

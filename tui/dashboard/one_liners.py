@@ -130,5 +130,5 @@ def alarms_line(alarms: Sequence[Alarm]) -> Text:
     return Text.assemble((counted(len(alarms), "alarm"), "bold"), "  ", Text("  ·  ").join(texts))
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def counted(count: int, what: str, ending: str = "s") -> str:
+    return f"{count:,} {what}{ending * (count != 1)}"

@@ -189,11 +189,11 @@ class NewRun(Base):
         source: DraftSource | None = None
         if self._like is not None:
             try:
-                source = sources.of_run(await asyncio.to_thread(self.lorad.client.show, self._like))
+                source = sources.of_run(await asyncio.to_thread(self.client.show, self._like))
             except LoradError as error:
                 self.notify(one_line(error.in_full), severity="error", markup=False)
         if source is None:
-            source = await self.app.push_screen_wait(Pick(self.lorad.client))
+            source = await self.app.push_screen_wait(Pick(self.client))
         if source is None:
             self.dismiss()
             return
@@ -303,7 +303,7 @@ class NewRun(Base):
 
     def _request(self, text: str, cwd: str) -> tuple[str, list[str]]:
         """Ask the daemon for the run, and return its name and what the daemon warned of."""
-        client = self.lorad.client
+        client = self.client
         answer = client.patient(_SILENT).telling(
             lambda words: self.app.call_from_thread(self._tell_doing, words)
         )

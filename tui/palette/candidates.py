@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar, cast
 
+from lorad.client.boxes.hosts import ALL
 from lorad.client.client import Client
 from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
@@ -11,6 +12,7 @@ from lorad.records.runs import Run
 from lorad.selection import STATES
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, PaletteVerb
 from lorad.tui.palette.words import without_lorad
+from lorad.tui.watch import LOCAL, names
 
 _SHOWN = 100  # candidates
 _RUNS = 500  # that ended
@@ -93,13 +95,15 @@ class Source:
                 return [(str(one.step), f"@{one.version}") for one in reversed(kept)]
             case "key":
                 return _keys(last)
-            case "theme":
-                return [(theme, "") for theme in self._themes]
         return [(word, "") for word in self._filter_values(kind)]
 
     def _filter_values(self, kind: str) -> Iterable[str]:
-        """Return the values that a filter can have."""
+        """Return the values that a filter can have, or names that no daemon knows."""
         match kind:
+            case "theme":
+                return self._themes
+            case "box":
+                return [LOCAL, *names()[1:], ALL]
             case "state":
                 return STATES
             case "owner":

@@ -39,7 +39,7 @@ class Do:
 class Go:
     """A way to a screen, once the line is closed."""
 
-    go: Callable[[AppPort], None]
+    go: Callable[[AppPort], object]
 
 
 Plan = Do | Go

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from lorad.errors import LoradError, NotAllowed
+from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.palette.candidates import Candidate, Source
@@ -150,9 +150,12 @@ class CommandLine(ModalScreen[Go | None]):
             self._history.append(line)
         self._at = len(self._history)
         try:
-            plan = await asyncio.to_thread(read, cast(AppPort, self.app).client, line)
+            plan = await asyncio.to_thread(read, self._base.client, line)
             if isinstance(plan, Do):
                 self._base.must_act()
+                if self._base.OVER_BOXES:
+                    hint = "`box NAME` shows one; keys act on the chosen rows, each on its box."
+                    raise Conflict("It does not say on which box, and this screen is about all.", hint=hint)
                 for target, owner in plan.owners.items():
                     if not plan.action.of_others and not cast(AppPort, self.app).may_act(owner):
                         raise NotAllowed(f"{target} belongs to {owner}", hint="Only its owner may do that.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 
+from lorad.client.boxes.hosts import ALL
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 from lorad.states import RunState
@@ -13,6 +14,7 @@ from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.palette import plans
 from lorad.tui.palette.plans import FILTERS, Do, Go, Plan
 from lorad.tui.palette.words import Given, given, split
+from lorad.tui.watch import LOCAL, names
 
 TABS = ("curves", "samples", "versions", "checkpoints", "logs", "spec", "events", "why")
 _LIVE = frozenset(str(state) for state in RunState if not state.is_over)
@@ -200,6 +202,15 @@ def _theme(client: Client, typed: Given) -> Go:
     return Go(lambda app: app.use_theme(name))
 
 
+def _box(client: Client, typed: Given) -> Go:
+    name = plans.first(typed, "box")
+    if name == ALL:
+        return Go(lambda app: app.open("all"))
+    if name != LOCAL and not name.startswith("ssh://") and name not in names():
+        raise NotFound(f"there is no box {name}", hint=f"There are: {', '.join([LOCAL, *names()[1:]])}.")
+    return Go(lambda app: app.show_box(name))
+
+
 _VERBS = (
     _of_runs("pause"),
     _of_runs("resume"),
@@ -287,6 +298,20 @@ _VERBS = (
         "Show the nodes of a cluster",
         (),
         lambda client, typed: Go(lambda app: app.open("nodes")),
+    ),
+    PaletteVerb(
+        "boxes",
+        "boxes",
+        "Show which boxes answer, and what is free there",
+        (),
+        lambda client, typed: Go(lambda app: app.open("boxes")),
+    ),
+    PaletteVerb(
+        "box",
+        "box NAME|local|all",
+        "Show another box, this machine again, or the runs of all",
+        ("box",),
+        _box,
     ),
     PaletteVerb(
         "serving",

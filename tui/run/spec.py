@@ -156,7 +156,7 @@ class SpecTab(RunTab):
     async def compare_with(self, name: str) -> None:
         """Compare with the spec of another run as it is now; "": with none."""
         try:
-            self._other = await asyncio.to_thread(self.base.lorad.client.show, name) if name else None
+            self._other = await asyncio.to_thread(self.base.client.show, name) if name else None
         except LoradError as error:
             self.base.say_error(error)
             return
@@ -167,7 +167,7 @@ class SpecTab(RunTab):
     @work(exclusive=True, group="names")
     async def complete(self) -> None:
         with contextlib.suppress(LoradError):
-            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_NAMES)
+            runs = await asyncio.to_thread(self.base.client.list, all=True, limit=_NAMES)
             names = [run.name for run in runs if run.name != self.run_name]
             self.query_one("#spec-other", Input).suggester = SuggestFromList(names)
 

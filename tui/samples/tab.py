@@ -271,7 +271,7 @@ class SamplesTab(RunTab):
     async def action_source(self) -> None:
         """Ask for training, or for a set of held-out problems."""
         try:
-            run = await asyncio.to_thread(self.base.lorad.client.show, self.run_name)
+            run = await asyncio.to_thread(self.base.client.show, self.run_name)
         except LoradError as error:
             self.base.say_error(error)
             return
@@ -358,7 +358,7 @@ class SamplesTab(RunTab):
     async def _read_chances(self, group: Group) -> None:
         """Read the tokens of one prompt's samples, which are left out elsewhere, and colour them."""
         of = self._step
-        ask = self.base.lorad.client.samples
+        ask = self.base.client.samples
         try:
             rows = await asyncio.to_thread(
                 ask, self.run_name, step=of.number, limit=LIMIT, eval=of.set or None, prompt_id=group.id
@@ -397,7 +397,7 @@ class SamplesTab(RunTab):
     async def action_other_run(self) -> None:
         """Ask for a run whose samples of the same prompt are shown beside these."""
         try:
-            runs = await asyncio.to_thread(self.base.lorad.client.list, all=True, limit=_LISTED)
+            runs = await asyncio.to_thread(self.base.client.list, all=True, limit=_LISTED)
         except LoradError as error:
             self.base.say_error(error)
             return
@@ -414,7 +414,7 @@ class SamplesTab(RunTab):
         self._text.show([TextSection([TextBlock("Looking for this prompt …", "dim")])])
         drawing = self._drawn
         worker = get_current_worker()
-        client = self.base.lorad.client
+        client = self.base.client
         run = beside.run or self.run_name
         shown = ThisPrompt(self._step.number, group, self._scale)
         key = run, self._set

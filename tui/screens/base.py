@@ -1,6 +1,7 @@
 """The frame of every screen: title, banner, body, status line, keys; and how an action is done from it."""
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -11,6 +12,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.worker import Worker
 
+from lorad.box.paths import Home
+from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
@@ -30,9 +33,13 @@ _HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 class Base(Screen[None]):
     """The frame: a screen that has a `body`, `read` and `show` gets all the rest from here.
 
-    command: the shell's way to what is shown, or to what was done last.
+    Attributes:
+        command: The shell's way to what is shown, or to what was done last.
+        client: Asks the daemon of the screen's box, which stays the same whatever box is shown later.
+        OVER_BOXES: It is about all boxes, and goes when one of them is shown.
     """
 
+    OVER_BOXES: ClassVar[bool] = False
     BINDINGS = keys.SCREEN
     HORIZONTAL_BREAKPOINTS = _WIDTHS
     VERTICAL_BREAKPOINTS = _HEIGHTS
@@ -82,6 +89,7 @@ class Base(Screen[None]):
 
     # -- the frame -------------------------------------------------------------------------------------------
     def compose(self) -> ComposeResult:
+        self.client = self.lorad.client
         yield Line(id="title")
         yield Line(id="banner")
         yield from self.body()
@@ -93,7 +101,8 @@ class Base(Screen[None]):
         self.watch(self.app, "frozen", lambda: self.say_title(self._title))
 
     def on_screen_resume(self) -> None:
-        self.lorad.feed.open(self)
+        if self.client is self.lorad.client:
+            self.lorad.feed.open(self)
 
     def on_fresh(self, message: Fresh) -> None:
         self.show(message.data)
@@ -104,9 +113,11 @@ class Base(Screen[None]):
     def say_title(self, text: Text) -> None:
         """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
+        box = self.lorad.box
+        name = Text.assemble((f" {one_line(box)} ", "reverse" if box == HERE else "bold white on red"), " ")
         marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: H continues"] * self.lorad.frozen
         self.query_one("#title", Line).say(
-            Text.assemble(text, *(part for mark in marks for part in ("  ", mark)))
+            Text.assemble(name if box else "", text, *(part for mark in marks for part in ("  ", mark)))
         )
 
     def _tell_lost(self, lost: str) -> None:
@@ -125,19 +136,30 @@ class Base(Screen[None]):
             self._acted_on = targets
         if not self._acted_on or self._acted_on != targets:
             self._acted_on = ()
-            if line != self.command:
+            if self.flagged(line) != self.command:
                 self.say_command(line)
 
+    def flagged(self, line: str) -> str:
+        """Return a command as it is typed here; where several boxes are shown, it names the screen's."""
+        if not self.lorad.box or line.startswith("lorad --host"):
+            return line
+        where = self.client.where
+        name = HERE if isinstance(where, Home) else where.name
+        return f"lorad --host {shlex.quote(name)}{line.removeprefix('lorad')}"
+
     def say_command(self, line: str, result: str = "") -> None:
-        self.command = line
+        self.command = line = self.flagged(line)
         shown = Text.assemble(
             ("$ ", "dim"), one_line(line), (f"   {one_line(result)}" if result else "", "bold")
         )
-        self.query_one("#status", Line).say(shown)
+        self.say(shown)
 
     def say_error(self, error: LoradError) -> None:
-        text = f"✖ {one_line(error.in_full)}"
-        self.query_one("#status", Line).say(Text(text, style="bold red"))
+        self.say(Text(f"✖ {one_line(error.in_full)}", style="bold red"))
+
+    def say(self, text: Text) -> None:
+        """Show something on the status line, until another subject is chosen."""
+        self.query_one("#status", Line).say(text)
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self.command)
@@ -157,8 +179,10 @@ class Base(Screen[None]):
         try:
             self.must_act()
             for target in targets:
-                if not action.of_others and not self.lorad.may_act(owner := self.owner(target)):
-                    raise NotAllowed(f"{target} belongs to {owner}: here it can only be looked at.", hint="")
+                if not action.of_others and not self.may_act(target):
+                    raise NotAllowed(
+                        f"{target} belongs to {self.owner(target)}: here it can only be looked at.", hint=""
+                    )
             if action.fields and not action.many and len(targets) > 1:
                 raise Conflict(
                     f"{action.verb} is for one at a time, and {len(targets)} are marked.",
@@ -167,17 +191,37 @@ class Base(Screen[None]):
             values: Mapping[str, str] | None = {}
             if action.fields:
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
-                title = f"{action.verb.capitalize()} {whom}"
-                values = await self.app.push_screen_wait(
-                    AskDialog(
-                        title, action.fields, lambda typed: action.command(targets[0], typed), preset or {}
-                    )
+                title = f"{action.verb.capitalize()} {whom}" + (f" on {self.far}" if self.far else "")
+                ask = AskDialog(
+                    title,
+                    action.fields,
+                    lambda typed: self.typed_line(action, targets[0], typed),
+                    preset or {},
                 )
+                values = await self.app.push_screen_wait(ask)
             if values is not None and await self.is_meant(action, targets, values):
                 await self._do(action, targets, values)
         except LoradError as error:
             self._acted_on = self._subject(targets)
             self.say_error(error)
+
+    def may_act(self, target: str) -> bool:
+        """Whether the user may change a target, as far as the screen knows."""
+        return self.lorad.may_act(self.owner(target))
+
+    def routed(self, target: str) -> tuple[Client, str]:
+        """Return whom to ask for something about a target, and what it is called there."""
+        return self.client, target
+
+    def typed_line(self, action: Action, target: str, values: Mapping[str, str]) -> str:
+        """Return the command that does an action on a target of this screen."""
+        return self.flagged(action.command(target, values))
+
+    @property
+    def far(self) -> str:
+        """Name the screen's box; "" for this machine."""
+        where = self.client.where
+        return "" if isinstance(where, Home) else where.name
 
     def must_act(self) -> None:
         """Raise NotAllowed where nothing may be done."""
@@ -190,11 +234,13 @@ class Base(Screen[None]):
         """Ask before something is lost. many: ask also where nothing is, and name all targets."""
         lost = dict.fromkeys(targets, "")
         if action.lost is not None:
-            lost = {one: await asyncio.to_thread(action.lost, self.lorad.client, one, values) for one in lost}
+            lost = {one: await asyncio.to_thread(action.lost, *self.routed(one), values) for one in lost}
         lost = {one: text or action.says for one, text in lost.items() if text or many}
         if not lost:
             return True
-        return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost))
+        if self.client is not self.lorad.client:
+            raise Conflict("Another box is shown by now: nothing is done.", hint="")
+        return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost, self.far))
 
     async def do_typed(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do what was typed in a line, whatever is chosen here; its result stays as that of a key does."""
@@ -209,11 +255,12 @@ class Base(Screen[None]):
         done: dict[str, str] = {}  # command, and what came of it
         for target in targets:
             try:
-                row = await asyncio.to_thread(action.request, self.lorad.client, target, values)
+                client, name = self.routed(target)
+                row = await asyncio.to_thread(action.request, client, name, values)
             except LoradError as error:
                 refused = error
                 continue
-            done[action.command(target, values)] = result = action.done(target, row)
+            done[self.typed_line(action, target, values)] = result = action.done(target, row)
             self._acted_on = self._subject(targets)
             text = result if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
             self.say_command("; ".join(done), text)

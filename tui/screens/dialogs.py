@@ -17,7 +17,11 @@ _MOST = 12  # names that are listed one by one
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks whether to do it, and returns the answer. lost: what will be lost, by target."""
+    """Asks whether to do it, and returns the answer.
+
+    lost: what will be lost, by target.
+    box: where that is; "" is this machine.
+    """
 
     BINDINGS = keys.OVER + keys.CONFIRM
     AUTO_FOCUS = "#no"
@@ -37,9 +41,10 @@ class Confirm(ModalScreen[bool]):
     Confirm.-short #answers Button { height: 1; border: none; }
     """
 
-    def __init__(self, verb: str, lost: dict[str, str]) -> None:
+    def __init__(self, verb: str, lost: dict[str, str], box: str = "") -> None:
         super().__init__()
         self._verb = verb
+        self._box = box
         self._lost = lost
 
     def compose(self) -> ComposeResult:
@@ -52,8 +57,9 @@ class Confirm(ModalScreen[bool]):
                 for name, line in zip(names, lines, strict=True)
             ]
         rest = [Text(f"and {len(lines) - _MOST} more")] if len(lines) > _MOST else []
+        on = f" on {one_line(self._box)}" if self._box else ""
         with Vertical(id="confirm"):
-            yield Static(Text(f"{self._verb} {whom}?", style="bold"), id="head")
+            yield Static(Text(f"{self._verb} {whom}{on}?", style="bold"), id="head")
             with VerticalScroll(id="lost", can_focus=False):
                 yield Static(Text("\n").join([*lines[:_MOST], *rest]))
             with Horizontal(id="answers"):

@@ -23,6 +23,7 @@ from lorad.records.requests import Sampling
 from lorad.text import one_line, printable
 from lorad.tui import keys
 from lorad.tui.port import AppPort
+from lorad.tui.screens.base import Base
 from lorad.tui.widgets.line import Line
 
 MOST = 8  # answers that are waited for, dropped ones among them
@@ -287,7 +288,7 @@ class ChatPanel(Vertical):
         self.set_class(len(questions) > 1, "-two")
         for name, side, question in zip(_SIDES, self.sides, questions, strict=False):
             side.begin(question.target)
-            ask(cast(AppPort, self.app).client, question, partial(self._report, self._number, name))
+            ask(cast(Base, self.screen).client, question, partial(self._report, self._number, name))
         if self._timer is not None:
             self._timer.resume()
         self.post_message(self.Asked("; ".join(question.command for question in questions)))

@@ -23,7 +23,7 @@ REACH = {
     "report": API, "metrics": API, "pin": API, "unpin": API, "swap": API, "aliases": API, "generate": API,
     "pools": API, "devices": API, "nodes": API, "bill": API, "gc": API, "top": API,
     "eval": THERE, "replay": THERE, "log-metrics": THERE, "notify": THERE, "serve": THERE, "tinker": THERE,
-    "models": THERE, "daemon": THERE, "backends": THERE, "doctor": THERE, "tui": THERE,
+    "models": THERE, "daemon": THERE, "backends": THERE, "doctor": THERE, "tui": API,
     "spec": _ANYWHERE, "init": _ANYWHERE, "completion": _ANYWHERE, "hosts": _ANYWHERE,
     "skill": _ANYWHERE,
     "job": "a job has a daemon of its own, which starts where the command does",
@@ -61,7 +61,7 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
             raise SpecError(f"{what} another box", hint="Name it with --host, or leave that out.")
         return
     way = REACH.get(words[0], f"it is not known what {words[0]} would do there")
-    if way == THERE:
+    if way == THERE or (words[0] == "tui" and "--serve" in words):  # a browser is served from the box
         raise typer.Exit(box.call(words))
     if way != API:
         hint = f"Call it there, `ssh {box.entry.ssh}`; or here with --host {HERE}."

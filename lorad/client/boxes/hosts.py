@@ -109,6 +109,14 @@ def limits_of(where: Place) -> AlarmLimits:
     return config_of(where).alarms if isinstance(where, Home) else where.facts().alarms
 
 
+def place_of(name: str) -> Place:
+    """Return the box of this name, `here` for this machine's home. ssh asks nobody for a password.
+
+    Raises SpecError for an unknown one.
+    """
+    return Home(default_home()) if name == HERE else there(name, asks=False)
+
+
 def there(name: str, *, asks: bool = True) -> "There":
     """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError.
 
@@ -120,7 +128,7 @@ def there(name: str, *, asks: bool = True) -> "There":
         target, slash, home = name.removeprefix("ssh://").partition("/")
         entry = BoxEntry(f"ssh://{target}", home=f"{slash}{home}")
         check_entry("box", entry)
-        return There(name, entry, os.environ.get(CWD, ""), sends=bool(os.environ.get(SEND)))
+        return There(name, entry, os.environ.get(CWD, ""), asks, bool(os.environ.get(SEND)))
     hosts = read_hosts().hosts
     if name not in hosts:
         names = f"There are {', '.join(hosts)}; `" if hosts else "`"

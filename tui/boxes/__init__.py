@@ -1,0 +1,1 @@
+"""Several boxes at once: one screen has a row for each, another one the runs of all."""
