@@ -46,6 +46,7 @@ USUAL: dict[str, Any] = {
     "prompts": [[5]],
     "sampling": {"max_new_tokens": 1},
     "dry_run": True,
+    "size": 3,
 }
 PLACES = {
     "run": RUN,
@@ -54,6 +55,7 @@ PLACES = {
     "device": "cpu",
     "group": "night",
     "pool": "none",
+    "bundle": "0" * 64,
 }
 OTHERS = {
     ("POST", "/v1/runs/{run}/edit"): "/v1/runs/waiting/edit",  # only what waits is edited
@@ -88,7 +90,7 @@ def requests() -> Iterator[Asked]:
         yield Asked(route, "usual", method, usual, plain)
         for what, body in bodies(kind) if kind is not None else ():
             yield Asked(route, what, method, usual, body)
-        for what, body in WHOLES.items() if method == "POST" else ():
+        for what, body in WHOLES.items() if method in ("POST", "PUT") else ():
             yield Asked(route, what, method, usual, body)
         for query in filter(_is_sendable, QUERIES if method == "GET" else ()):
             yield Asked(route, query[:40], method, f"{usual}?{query}")
@@ -126,7 +128,7 @@ def extremes(kind: Any, most: int) -> Iterator[Any]:
     """Yield values of a type at its bounds and beyond, and some of other types. most: bytes of JSON."""
     inspected = msgspec.inspect
     match kind:
-        case inspected.StrType():
+        case inspected.StrType() | inspected.BytesType():
             yield from texts(min(kind.max_length or 40, most))
             yield "x" * ((kind.max_length or 40) + 1)
         case inspected.ListType():

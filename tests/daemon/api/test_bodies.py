@@ -18,7 +18,14 @@ from lorad.store import runs
 from tests.daemon.test_daemon import raw
 from tests.kit.daemon_world import finished, serving
 
-SIZED = inspect.StrType | inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.DictType
+SIZED = (
+    inspect.StrType
+    | inspect.BytesType
+    | inspect.ListType
+    | inspect.VarTupleType
+    | inspect.SetType
+    | inspect.DictType
+)
 NUMBERS = {"GenerateRequest.seeds"}  # of 64 bits, which msgspec cannot bound
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lorad.bounds import BUNDLE_FILES, BUNDLES
 from lorad.daemon.storage.bundles import take_in
-from lorad.errors import Conflict, IntegrityError, LoradError, SpecError, StorageError
+from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.records.requests import BundleRequest
 
 GOOD = b'[["a/b.jsonl",3],["c",2]]\n123de'
@@ -41,7 +41,7 @@ def test_files_come_in_parts(tmp_path: Path) -> None:
 
 
 def test_other_bytes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="another sha256"):
+    with pytest.raises(SpecError, match="another sha256"):
         _send(tmp_path, GOOD, "0" * 64)
     assert list(tmp_path.iterdir()) == []
 

@@ -112,7 +112,7 @@ def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start, warnings: li
 async def send_files(ctx: Context, call: Call) -> Bundle:
     """Take in a part of a bundle of the caller's, and say how much has come, or where it is.
 
-    Raises SpecError, Conflict, IntegrityError, StorageError.
+    Raises SpecError, Conflict, StorageError.
     """
     sha256 = call.request.match_info["bundle"]
     if not _SHA256.fullmatch(sha256):
