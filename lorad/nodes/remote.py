@@ -83,14 +83,14 @@ class Node:
         node = cls(granted, credentials, life, setup)
         async with node._opened(Hello(kind="control", life=life)) as (reader, node._writer):
             node._heard = time.monotonic()
-            tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
+            node._tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
             try:
                 yield node
             finally:
                 node.lose("the pool has ended")
-                for task in tasks:
+                for task in node._tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*node._tasks, return_exceptions=True)
 
     def __init__(self, granted: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
         self.granted = granted
@@ -114,6 +114,7 @@ class Node:
         self._waiting: dict[int, asyncio.Future[str]] = {}
         self._heard = time.monotonic()
         self._saying = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def child(
         self,
