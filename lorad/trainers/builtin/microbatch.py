@@ -64,10 +64,16 @@ class Piece:
     @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
-        computed = np.unique(self.same[self.samples])
+        computed, _ = self.computed()
         prompts = self.batch.prompt_lengths[self.groups]
-        rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
-        return rows - self.stems.left_out
+        lengths = self.batch.completion_lengths[self.samples][computed]
+        return int(prompts.sum() + (lengths - 1).sum()) - self.stems.left_out
+
+    def computed(self) -> tuple[Ints, Ints]:
+        """Return which of the samples the forward computes, and for each sample which of these it is like."""
+        _, firsts, own = np.unique(self.same[self.samples], return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        return firsts[order], np.argsort(order)[own]
 
 
 def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
@@ -281,7 +287,7 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     shared = np.repeat((np.cumsum(whole) - whole)[stems.source] + stems.starts, stems.lengths)
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
-    computed, twin = _firsts(piece.same[samples])
+    computed, twin = piece.computed()
     sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
     first = len(stems.lengths)  # of the prompts, among the runs
@@ -338,15 +344,6 @@ def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, I
     lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
     return order, place, lengths, np.concatenate([above, first + owner[~alone]])
-
-
-def _firsts(same: Ints) -> tuple[Ints, Ints]:
-    """Return where each value is first, in that order, and for each value of `same` which of these is its
-    own.
-    """
-    _, firsts, own = np.unique(same, return_index=True, return_inverse=True)
-    order = np.argsort(firsts)
-    return firsts[order], np.argsort(order)[own]
 
 
 def _steps(lengths: Ints) -> Ints:

@@ -104,17 +104,17 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
-        return (await self._forward_backward([ForwardBackward(batch, targets, loss, normaliser, slot)]))[0]
+        work = ForwardBackward(batch, targets, loss, normaliser, slot)
+        return (await self.forward_backward_many([work]))[0]
 
     async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
-        return await self._forward_backward(work)
-
-    async def _forward_backward(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._slots.policy(item.slot) for item in work]
         if not self._may_halve:
             return await self._passes(slots, work)
-        before = await self._compute.run(lambda: [slot.gradients() for slot in slots])
+        before = await self._compute.run(
+            lambda: [(slot.grads.clone(), slot.dropout.get_state()) for slot in slots]
+        )
         try:
             return await self._passes(slots, work)
         except torch.OutOfMemoryError as error:
@@ -128,8 +128,9 @@ class BuiltinTrainer(Trainer):
 
     def _begin_again(self, slots: Sequence[Slot], before: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Undo a call that found no memory, and let the next one need half of it."""
-        for slot, gradients in zip(slots, before, strict=True):
-            slot.set_gradients(*gradients)
+        for slot, (gradients, dropout) in zip(slots, before, strict=True):
+            slot.grads.copy_(gradients)
+            slot.dropout.set_state(dropout)
             slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
         give_back(self._base.device)
 
