@@ -27,6 +27,7 @@ _MAX_STOP_STRINGS = 32
 class SglangDialect(Dialect):
     kind = KIND
     reserved = command.RESERVED
+    ready_route = "/ready"  # not /health: it samples a token, which a paused server never does
 
     def __init__(self) -> None:
         self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it
@@ -53,15 +54,9 @@ class SglangDialect(Dialect):
             )
         return ""
 
-    async def is_ready(self, http: Http) -> bool:
-        with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) == 200
-        return False
-
     async def is_alive(self, http: Http) -> bool:
-        # Not /health: it samples a token, which a paused server never does.
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) < 600
+            return await http.status(self.ready_route, timeout=ANSWER_SECONDS) < 600
         return False
 
     async def abilities(self, http: Http) -> Abilities:
