@@ -33,7 +33,10 @@ def test_adapter_travels_whole_and_can_be_removed(memory: Path, tmp_path: Path) 
     made, adapter = ServerTransport(tmp_path, "base"), random_adapter(SHAPES, 1)
     directory = made.put("run@1", adapter)
     assert directory.is_relative_to(memory) and read_peft(directory).digest() == adapter.digest()
-    assert sha256_of(directory / WEIGHTS) == adapter.digest() and directory.parent.stat().st_mode & 0o777 == 0o700
+    assert (
+        sha256_of(directory / WEIGHTS) == adapter.digest()
+        and directory.parent.stat().st_mode & 0o777 == 0o700
+    )
     made.remove(directory)
     assert sha256_of(directory / WEIGHTS) == "" and not directory.exists()
     made.close()

@@ -100,7 +100,7 @@ class Abilities(Struct, frozen=True):
     missing: tuple[str, ...] = ()
 
 
-class Piece(Struct, frozen=True):
+class SamplePiece(Struct, frozen=True):
     """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has
     `finish`, and the experts of all tokens but the last one, prompt included, as one flat array, where
     `Sampling.routes` asks for them.
@@ -181,7 +181,7 @@ class Dialect(ABC):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one
         piece.
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import (
+    ANSWER_SECONDS,
+    Abilities,
+    Dialect,
+    Metrics,
+    SamplePiece,
+    ServerSettings,
+)
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.sglang import command, replies
@@ -90,7 +97,7 @@ class SglangDialect(Dialect):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         tokens = list(prompt)
         end = len(prompt) + sampling.max_new_tokens
         finish: Finish | None = None
@@ -114,7 +121,7 @@ class SglangDialect(Dialect):
                             finish = "abort" if request in self._aborted else None
                             finish = "length" if len(tokens) >= end else finish
                         if piece.tokens or finish:
-                            yield Piece(
+                            yield SamplePiece(
                                 piece.tokens, piece.logprobs, finish, piece.routes if finish else None
                             )
         finally:
@@ -252,7 +259,9 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
     }
 
 
-async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> AsyncGenerator[tuple[Piece, bool]]:
+async def _pieces(
+    http: Http, body: dict[str, Any], sampling: Sampling
+) -> AsyncGenerator[tuple[SamplePiece, bool]]:
     """Yield (piece, is_last) of one request; one that ended at the model's own end token has no finish.
 
     The caller continues from there with a second request; seeds are hashed with positions, so the sample is
@@ -268,7 +277,7 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
                 seen += len(tokens)
                 over = reply.meta_info.finish_reason is not None
                 finish = _finish(reply.meta_info.finish_reason, sampling)
-                yield Piece(tokens, logprobs, finish, replies.routes(reply)), over
+                yield SamplePiece(tokens, logprobs, finish, replies.routes(reply)), over
     if not over:
         raise ServerGone("/generate: the stream broke off")
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import (
+    ANSWER_SECONDS,
+    Abilities,
+    Dialect,
+    Metrics,
+    SamplePiece,
+    ServerSettings,
+)
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused
 from lorad.engines.vllm import command, replies
@@ -109,7 +116,7 @@ class VllmDialect(Dialect):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         body = self._body(http, request, version, prompt) | _parameters(sampling, seed)
         async with Events(http, _SAMPLE, body) as events:
             self._running[request] = events
@@ -127,7 +134,7 @@ class VllmDialect(Dialect):
                 del self._running[request]
         if not events.aborted:
             raise ServerGone(f"{_SAMPLE}: the stream broke off")
-        yield Piece([], [], "abort")
+        yield SamplePiece([], [], "abort")
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None:
         # Asked again until they end: vLLM ignores an abort that overtakes its request.

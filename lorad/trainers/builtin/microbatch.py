@@ -25,7 +25,7 @@ from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchPiece:
     """Some samples of a batch that follow one another, of one slot.
 
     Attributes:
@@ -76,9 +76,9 @@ class Piece:
         return firsts[order], np.argsort(order)[own]
 
 
-def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
+def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> BatchPiece:
     """Return a piece, whose prompts have stems where prompts may share anything."""
-    piece = Piece(batch, samples, same, NO_STEMS)
+    piece = BatchPiece(batch, samples, same, NO_STEMS)
     if not share:
         return piece
     groups = piece.groups
@@ -106,7 +106,7 @@ class Microbatch:
     leaving: Tensor  # int64 [U]: which of the N predict something
     places: Tensor  # int64 [M]: which of the U predicts each target
     targets: Tensor  # int64 [M]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BatchPiece, ...]
     rows: tuple[slice, ...]
     parts: tuple[slice, ...]
     tokens: tuple[slice, ...]
@@ -135,7 +135,7 @@ def _twins(batch: Batch) -> Ints:
     return np.array(same, np.int64)
 
 
-def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
+def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[BatchPiece]:
     """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
     itself.
 
@@ -189,14 +189,14 @@ def _without_empty_groups(batch: Batch) -> Batch:
     return msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
 
 
-def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
+def mixed(plans: Sequence[Iterator[BatchPiece]], budget: int) -> Iterator[dict[int, BatchPiece]]:
     """Yield micro-batches of the next pieces of several plans, by the plan's index, at most `budget` rows
     together.
 
     Pieces are never cut again, and a plan's stay in order, so that each plan fares as it would alone.
     """
     queue = [(index, iter(pieces)) for index, pieces in enumerate(plans)]
-    joined: dict[int, Piece] = {}
+    joined: dict[int, BatchPiece] = {}
     rows = 0
     while queue:
         index, pieces = queue.pop(0)
@@ -214,7 +214,7 @@ def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, P
         yield joined
 
 
-def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
+def pack(base: Base, pieces: Sequence[BatchPiece]) -> Microbatch:
     """Return the tensors of one micro-batch."""
     parts: list[_Part] = []
     row = run = 0
@@ -272,7 +272,7 @@ class _Part:
     routes: np.ndarray | None
 
 
-def _part(piece: Piece, row: int, run: int) -> _Part:
+def _part(piece: BatchPiece, row: int, run: int) -> _Part:
     batch = piece.batch
     groups = piece.groups
     samples = piece.samples

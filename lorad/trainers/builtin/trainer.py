@@ -43,7 +43,7 @@ from lorad.trainers.base import (
 )
 from lorad.trainers.builtin import critic, passes, routes
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
+from lorad.trainers.builtin.microbatch import BatchPiece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 from lorad.trainers.device_memory import give_back
 from lorad.trainers.slots import Slots
@@ -226,8 +226,8 @@ class BuiltinTrainer(Trainer):
         self._slots.close(slot)
 
     def _gradients(
-        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, Piece]
-    ) -> dict[int, tuple[Piece, Gradients]]:
+        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, BatchPiece]
+    ) -> dict[int, tuple[BatchPiece, Gradients]]:
         """Accumulate the gradients of one micro-batch, which has pieces of slots, by the slot's index."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
@@ -240,7 +240,7 @@ class BuiltinTrainer(Trainer):
         return dict(zip(joined, pairs, strict=True))
 
     def _score(
-        self, slot: Slot | None, piece: Piece, temperature: float, amplify: float
+        self, slot: Slot | None, piece: BatchPiece, temperature: float, amplify: float
     ) -> tuple[np.ndarray, np.ndarray]:
         rows = pack(self._base, [piece])
         lora = None if slot is None else SlotLora([slot], rows.rows, train=False, amplify=amplify)

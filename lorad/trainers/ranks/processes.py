@@ -25,7 +25,7 @@ from lorad.protocol import frames
 from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
-from lorad.trainers.ranks.calls import Answer, Meeting, Ready, Request, answer_to
+from lorad.trainers.ranks.calls import Answer, Meeting, RanksReady, Request, answer_to
 from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories, refusal_file
 from lorad.trainers.ranks.spread import Spread
 
@@ -78,7 +78,7 @@ class RankProcesses:
         self._how = self._hung = ""
         self._fine = 0  # so long was the log when all was well
 
-    async def start(self) -> Ready:
+    async def start(self) -> RanksReady:
         """Start the ranks and wait until all are ready. What an earlier life left is ended first.
 
         Raises what a rank refused its settings with, else PoolLost with the reason from the log.
@@ -134,7 +134,7 @@ class RankProcesses:
             await self._spread.close()
         self.places.clear()
 
-    async def _begin(self) -> Ready:
+    async def _begin(self) -> RanksReady:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self.places.socket))
             os.chmod(self.places.socket, 0o600)
@@ -157,7 +157,7 @@ class RankProcesses:
         try:
             if self._spread is not None:
                 await self._spread.meet((await self._receive(Meeting)).port)
-            return await self._receive(Ready)
+            return await self._receive(RanksReady)
         except (OSError, frames.BadFrame) as error:
             raise await self._loss() from error
 
