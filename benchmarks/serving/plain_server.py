@@ -12,7 +12,7 @@ import numpy as np
 
 from lorad.backends.registry import engine_class
 from lorad.children.process import Child
-from lorad.engines.remote.dialect import Dialect, Piece
+from lorad.engines.remote.dialect import Dialect, SamplePiece
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Address, Http
 from lorad.engines.remote.settings import settings_of
@@ -53,7 +53,7 @@ class PlainServer:
     async def first_token(self, prompt: np.ndarray, seed: int) -> None:
         sampling = Sampling(max_new_tokens=1)
         pieces = self.dialect.sample(self.http, f"first {seed}.", None, prompt.tolist(), seed, sampling)
-        async with aclosing(cast("AsyncGenerator[Piece, None]", pieces)) as came:
+        async with aclosing(cast("AsyncGenerator[SamplePiece, None]", pieces)) as came:
             assert [piece async for piece in came]
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:

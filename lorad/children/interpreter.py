@@ -64,10 +64,7 @@ def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
         raise NoInterpreter(f"it is no Python that works: {said.rpartition(chr(10))[2]}") from None
-    return _answer(done.stdout)
-
-
-def _answer(printed: str) -> dict[str, str]:
+    printed = done.stdout
     try:
         answer = json.loads(printed.strip().rpartition("\n")[2])
     except ValueError:

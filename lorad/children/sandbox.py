@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lorad.box.paths import default_home
@@ -57,7 +57,12 @@ def sandboxed(
     for path in _SYSTEM:
         command += ["--ro-bind-try", path, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for path in dict.fromkeys([*_prefixes(python), *_modules(environment, python), str(folder)]):
+    lorad = Path(guard.__file__).parents[1]
+    modules = [str(lorad)]  # another interpreter gets lorad's own package alone
+    if python is None:
+        places = environment.get("PYTHONPATH", "").split(os.pathsep)
+        modules = [str(lorad.parent), *filter(os.path.isabs, places)]
+    for path in dict.fromkeys([*_prefixes(python), *modules, str(folder)]):
         if Path(path) != Path("/usr"):
             command += ["--ro-bind-try", path, path]
     if (secrets := default_home().resolve()).is_dir():
@@ -85,16 +90,6 @@ def _prefixes(python: Path | None) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return [str(python.resolve().parents[1])]  # the start of the process says what is wrong with it
     return [*filter(None, asked.stdout.split("\n")), str(python.resolve().parents[1])]
-
-
-def _modules(environment: Mapping[str, str], python: Path | None) -> Iterator[str]:
-    """Where modules are imported from; another interpreter gets lorad's own package alone."""
-    lorad = Path(guard.__file__).parents[1]
-    if python is not None:
-        yield str(lorad)
-        return
-    yield str(lorad.parent)
-    yield from filter(os.path.isabs, environment.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def _try_out(command: list[str], key: str) -> None:

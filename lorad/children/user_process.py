@@ -204,7 +204,11 @@ class UserProcess:
             waiting = [self._in.fileno()] if self._unsent else []
             readable, writable, _ = select.select(watched, waiting, [], max(left, 0))
             if writable:
-                del self._unsent[: self._write(self._unsent)]
+                try:
+                    sent = os.write(self._in.fileno(), self._unsent)
+                except BrokenPipeError:
+                    raise Lost(self._death()) from None
+                del self._unsent[:sent]
             if out in readable:
                 chunk = os.read(out, 1 << 16)
                 if not chunk:
@@ -215,13 +219,6 @@ class UserProcess:
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
-
-    def _write(self, unsent: bytearray) -> int:
-        """Write what the pipe takes; return how many bytes that was. Raises Lost."""
-        try:
-            return os.write(self._in.fileno(), unsent)
-        except BrokenPipeError:
-            raise Lost(self._death()) from None
 
     def _death(self) -> str:
         """Say how a process ended that answers no more."""

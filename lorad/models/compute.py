@@ -31,11 +31,21 @@ class _Quantum(Generic[T]):
         """Return whether it is to run again."""
         if self.outcome.cancelled():
             return False
-        result, error = _tried(self.compute)
+        result, error = self._tried(self.compute)
         if error is None and result is None and self.repeats:
             return True
         self.tell(result, error)
         return False
+
+    @staticmethod
+    def _tried(compute: Callable[[], T | None]) -> tuple[T | None, BaseException | None]:
+        """Return the result and the error, from a frame of its own: what a traceback refers to must not refer
+        to the quantum.
+        """
+        try:
+            return compute(), None
+        except BaseException as error:
+            return None, error
 
     def tell(self, result: T | None, error: BaseException | None) -> None:
         if not self.outcome.set_running_or_notify_cancel():
@@ -44,16 +54,6 @@ class _Quantum(Generic[T]):
             self.outcome.set_result(result)
         else:
             self.outcome.set_exception(error)
-
-
-def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Return the result and the error, from a frame of its own: what a traceback refers to must not refer to
-    the quantum.
-    """
-    try:
-        return compute(), None
-    except BaseException as error:
-        return None, error
 
 
 class Watch(Protocol):

@@ -304,7 +304,12 @@ class MixedLora:
 
     def apply(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if (gain := self.gains.get((layer, group))) is not None:
-            c, shift = (self._of_tokens(part, len(y)) for part in gain)
+            c, shift = gain  # [count, out], and below [tokens, out]: what each token's adapter has
+            if self.count > 1 and self.gather is None:
+                c, shift = (part.repeat_interleave(len(y) // self.count, 0) for part in gain)
+            elif self.count > 1 and self.gather is not None:
+                owner = self.place[: len(y)] // (len(self.gather) // self.count)
+                c, shift = (part.index_select(0, owner) for part in gain)
             y.mul_(c).add_(shift)
         if (pair := self.stacks.get((layer, group))) is None:
             return y
@@ -315,14 +320,6 @@ class MixedLora:
             return y
         delta = torch.bmm(low, pair[1].transpose(1, 2)).view(-1, y.shape[-1])
         return y.add_(delta.index_select(0, self.place[: len(y)]))
-
-    def _of_tokens(self, stack: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return what each token's adapter has, [tokens, out] of [count, out]."""
-        if self.count == 1:
-            return stack
-        if self.gather is None:
-            return stack.repeat_interleave(tokens // self.count, 0)
-        return stack.index_select(0, self.place[:tokens] // (len(self.gather) // self.count))
 
     def reaches(self, layer: int, group: str) -> bool:
         return (layer, group) in self.stacks

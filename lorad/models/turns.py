@@ -193,7 +193,11 @@ class Turns(Generic[T]):
         first = None
         if self._recent_first <= FIRST_SHARE * self._recent:
             first = next((account for account in self._lines if _goes_first(account)), None)
-        account = self._next() if first is None else first
+        account = first
+        while account is None:
+            account = next((each for each in self._lines if self._credit.get(each, 0.0) > 0), None)
+            if account is None:
+                self._new_rounds()
         line = self._lines.pop(account)
         turn = line.popleft()
         if line:
@@ -215,14 +219,6 @@ class Turns(Generic[T]):
                 )
         if account not in self._lines:
             self._leave(account)
-
-    def _next(self) -> Account:
-        """Return the first account with credit, after as many new rounds as it takes."""
-        while True:
-            for account in self._lines:
-                if self._credit.get(account, 0.0) > 0:
-                    return account
-            self._new_rounds()
 
     def _new_rounds(self) -> None:
         """Give credit for as many rounds as it takes until somebody has some."""

@@ -215,7 +215,8 @@ class Agent:
 async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
     with Places.made() as places:
         agent = Agent(arguments.life, arguments.lease, start, places, arguments.name)
-        asyncio.get_running_loop().set_exception_handler(RanOut())
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(RanOut())
         server = await asyncio.start_server(
             agent.connected, arguments.address, 0, ssl=agent.context, limit=LINE
         )
@@ -235,27 +236,22 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
                 memory=memory_of(start.devices),
             )
         )
-        _follow_starter(agent)
+
+        def heard() -> None:
+            """End with whoever holds stdin open."""
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                agent.orphaned()
+
+        loop.add_reader(0, heard)
+        loop.add_signal_handler(signal.SIGTERM, agent.leave)
+        loop.add_signal_handler(signal.SIGINT, agent.end, "it was ended by SIGINT")
         watch = asyncio.create_task(agent.watch())
         why = await agent.over
         watch.cancel()
         print(f"lorad node {arguments.name}: {why}; it ends", file=sys.stderr, flush=True)
         server.close()
         await agent.control.stop(_GRACE_SECONDS)
-
-
-def _follow_starter(agent: Agent) -> None:
-    """End with whoever holds stdin open, and by signals."""
-    loop = asyncio.get_running_loop()
-
-    def heard() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            agent.orphaned()
-
-    loop.add_reader(0, heard)
-    loop.add_signal_handler(signal.SIGTERM, agent.leave)
-    loop.add_signal_handler(signal.SIGINT, agent.end, "it was ended by SIGINT")
 
 
 def _print(message: msgspec.Struct) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import codecs
 import contextlib
 import fnmatch
-import hashlib
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from lorad.children.process import Child
 from lorad.errors import Conflict, NotFound, to_wire
-from lorad.files import write_whole
+from lorad.files import sha256_of, write_whole
 from lorad.models.facts import weights_sha256
 from lorad.nodes import messages
 from lorad.nodes.messages import Asked, Done, Ended, Failed, Leaving, Logged, Told, Wrote
@@ -94,7 +93,7 @@ class Control:
                 case messages.Leave():
                     self._leaves()
                 case messages.Digest():
-                    value = await asyncio.to_thread(_sha256, inside(self._directory, asked.name))
+                    value = await asyncio.to_thread(sha256_of, inside(self._directory, asked.name))
                 case messages.Weights():
                     value = await asyncio.to_thread(self._weights, Path(asked.directory), asked.quantize)
             await self._say(Done(id=asked.id, value=value))
@@ -157,26 +156,22 @@ class _ChildNews:
     def look(self) -> Iterator[Told]:
         with contextlib.suppress(OSError):  # the child may remove it
             for path in sorted(self._place.iterdir()):
-                if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):
-                    yield from self._changed(path)
-        yield from self._logged(self._place / "log")
-
-    def _changed(self, path: Path) -> Iterator[Told]:
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            if status.st_size and status.st_mtime_ns != self._times.get(path.name):
-                self._times[path.name] = status.st_mtime_ns
-                with path.open("rb") as file:
-                    text = file.read(_FOLLOWED).decode(errors="replace")
-                yield Wrote(name=self._name, file=path.name, text=text)
-
-    def _logged(self, path: Path) -> Iterator[Told]:
-        with contextlib.suppress(OSError), path.open("r+b") as file:
+                if not any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):
+                    continue
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    if status.st_size and status.st_mtime_ns != self._times.get(path.name):
+                        self._times[path.name] = status.st_mtime_ns
+                        with path.open("rb") as file:
+                            text = file.read(_FOLLOWED).decode(errors="replace")
+                        yield Wrote(name=self._name, file=path.name, text=text)
+        log = self._place / "log"
+        with contextlib.suppress(OSError), log.open("r+b") as file:
             file.seek(self._sent)
             while data := file.read(_TEXT):
                 self._sent += len(data)
                 yield Logged(name=self._name, text=self._decoder.decode(data))
-            if self._sent > _LOG_BYTES and path.stat().st_size == self._sent:
+            if self._sent > _LOG_BYTES and log.stat().st_size == self._sent:
                 file.truncate(0)  # it is appended to
                 self._sent = 0
 
@@ -186,11 +181,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""

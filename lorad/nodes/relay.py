@@ -6,6 +6,7 @@ along those behind it: whoever began says who has nothing, and they are given it
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lorad.errors import LoradError, PoolLost, to_wire
 from lorad.nodes.certificates import Credentials, check_peer
@@ -16,13 +17,14 @@ _WAYS = 2
 _CONNECT_SECONDS = 10.0
 
 
+@dataclass(eq=False)
 class _Way:
     """Leads to a neighbour that is connected, and to the ones behind it."""
 
-    def __init__(self, peer: Peer, behind: Sequence[Peer], pair: Pair) -> None:
-        self.peer = peer
-        self.behind = behind
-        self.reader, self.writer = pair
+    peer: Peer
+    behind: Sequence[Peer]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class Relay:
@@ -65,7 +67,7 @@ class Relay:
             except (OSError, LoradError) as error:
                 self.failed[peer.name] = to_wire(as_error(error))
                 continue
-            self._ways.append(_Way(peer, behind, pair))
+            self._ways.append(_Way(peer, behind, *pair))
             return
 
     async def _connected(self, peer: Peer, hello: Hello) -> Pair:

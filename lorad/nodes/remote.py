@@ -83,14 +83,14 @@ class Node:
         node = cls(granted, credentials, life, setup)
         async with node._opened(Hello(kind="control", life=life)) as (reader, node._writer):
             node._heard = time.monotonic()
-            tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
+            node._tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
             try:
                 yield node
             finally:
                 node.lose("the pool has ended")
-                for task in tasks:
+                for task in node._tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*node._tasks, return_exceptions=True)
 
     def __init__(self, granted: GrantedNode, credentials: Credentials, life: str, setup: NodesSetup) -> None:
         self.granted = granted
@@ -114,6 +114,7 @@ class Node:
         self._waiting: dict[int, asyncio.Future[str]] = {}
         self._heard = time.monotonic()
         self._saying = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def child(
         self,
@@ -317,25 +318,22 @@ class Node:
             while True:
                 said: Said = await read(reader, Said)  # type: ignore[arg-type]
                 self._heard = time.monotonic()
-                self._take(said)
+                if isinstance(said, Done | Failed):
+                    future = self._waiting.get(said.id)
+                    if future is None or future.done():
+                        continue
+                    if isinstance(said, Done):
+                        future.set_result(said.value)
+                    else:
+                        future.set_exception(from_wire(said.error))
+                elif isinstance(said, Leaving):
+                    self._set_leaving()
+                elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
+                    child.take(said)
         except OSError as error:
             self.lose(f"its agent has gone ({error})")
         except Exception as error:  # it may say anything
             self.lose(f"its agent said what it cannot mean ({type(error).__name__}: {error})")
-
-    def _take(self, said: Said) -> None:
-        if isinstance(said, Done | Failed):
-            future = self._waiting.get(said.id)
-            if future is None or future.done():
-                return
-            if isinstance(said, Done):
-                future.set_result(said.value)
-            else:
-                future.set_exception(from_wire(said.error))
-        elif isinstance(said, Leaving):
-            self._set_leaving()
-        elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
-            child.take(said)
 
     def _set_leaving(self) -> None:
         if not self.leaving.done():

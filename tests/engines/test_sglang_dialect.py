@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from lorad.engines.remote.dialect import Piece, ServerSettings
+from lorad.engines.remote.dialect import SamplePiece, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerRefused
 from lorad.engines.sglang import launch, replies
 from lorad.engines.sglang.command import RESERVED
@@ -89,7 +89,7 @@ async def server(
         await runner.cleanup()
 
 
-async def sampled(http: Http, sampling: Sampling) -> list[Piece]:
+async def sampled(http: Http, sampling: Sampling) -> list[SamplePiece]:
     return [piece async for piece in SglangDialect().sample(http, "r", "run@1", [5, 9], 2**64 - 1, sampling)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lorad.engines.remote.dialect import Piece, ServerSettings
+from lorad.engines.remote.dialect import SamplePiece, ServerSettings
 from lorad.engines.remote.http import ServerRefused
 from lorad.engines.vllm import launch, replies
 from lorad.engines.vllm.dialect import VllmDialect
@@ -151,7 +151,7 @@ def completion(**choice: Any) -> dict[str, Any]:
 
 def test_sample_has_tokens_and_logprobs() -> None:
     data = completion(token_ids=[5, 1], logprobs={"token_logprobs": [-0.5, -2.0]}, finish_reason="stop")
-    assert replies.piece(replies.choice(data, "/r")) == Piece([5, 1], [-0.5, -2.0], "stop")
+    assert replies.piece(replies.choice(data, "/r")) == SamplePiece([5, 1], [-0.5, -2.0], "stop")
 
 
 @pytest.mark.parametrize("values", [[None], [-9999.0], [], [-1.0, -1.0]])

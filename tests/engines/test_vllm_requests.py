@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from lorad.engines.remote.dialect import Piece
+from lorad.engines.remote.dialect import SamplePiece
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused
 from lorad.engines.vllm import replies
 from lorad.engines.vllm.dialect import VllmDialect
@@ -61,13 +61,15 @@ async def answering(answers: Mapping[str, Any]) -> AsyncIterator[tuple[Http, lis
         await runner.cleanup()
 
 
-async def sampled(dialect: VllmDialect, http: Http, sampling: Sampling, request: str = "r.") -> list[Piece]:
+async def sampled(
+    dialect: VllmDialect, http: Http, sampling: Sampling, request: str = "r."
+) -> list[SamplePiece]:
     return [piece async for piece in dialect.sample(http, request, "a@1", [5, 6], 2**64 - 1, sampling)]
 
 
 async def test_all_that_decides_a_sample_is_said() -> None:
     async with answering({"/v1/completions": WHOLE}) as (http, asked):
-        assert await sampled(VllmDialect(), http, SHORT) == [Piece([7], [-1.0], "length")]
+        assert await sampled(VllmDialect(), http, SHORT) == [SamplePiece([7], [-1.0], "length")]
     body = asked[0][1]
     assert (body["model"], body["prompt"], body["request_id"]) == ("a@1", [5, 6], "r.")
     assert body["seed"] == 2**63 - 1 and body["ignore_eos"] and body["logprobs"] == 0
@@ -100,7 +102,7 @@ async def test_sample_that_ignores_an_abort_is_cut(
             found.append(piece)
             if len(found) == 1:
                 await dialect.abort(http, ["r.", "unknown"])
-        assert found == [Piece([7], [-1.0]), Piece([], [], "abort")]
+        assert found == [SamplePiece([7], [-1.0]), SamplePiece([], [], "abort")]
         assert ("/abort_requests", {"request_ids": ["cmpl-r.-0"]}) in asked
 
 

@@ -8,7 +8,7 @@ from lorad.models.base import Base
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch
 from lorad.trainers.builtin.blocks import LONG, Layout, Sequences, similar
-from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
+from lorad.trainers.builtin.microbatch import BatchPiece, mixed, pack, plan
 from lorad.trainers.builtin.stems import stems_of
 from tests.conformance.reference import random_batch, write_random_model
 
@@ -22,7 +22,7 @@ def tokens(*ids: int) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def ids_of(base: Base, *pieces: Piece) -> list[int]:
+def ids_of(base: Base, *pieces: BatchPiece) -> list[int]:
     found: list[int] = pack(base, pieces).ids[0].tolist()
     return found
 

@@ -7,11 +7,11 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -74,7 +74,7 @@ class LocalEngine(Engine, Generic[H]):
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
         self._forward_tokens = forward_tokens
-        self._tasks: dict[Hashable, asyncio.Task[None]] = {}  # by the batch that each of them drives
+        self._tasks: dict[Any, asyncio.Task[None]] = {}  # by the batch that each of them drives
         self._calls: list[Call] = []
         self._rate: deque[tuple[float, int]] = deque()  # when tokens came, and how many
         self._decoder: Decoder | None = None

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from lorad.engines.base import Scored, routes_of
-from lorad.engines.remote.dialect import Piece
+from lorad.engines.remote.dialect import SamplePiece
 from lorad.engines.remote.http import NotFinite, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import ANSWER_SECONDS, Server
 from lorad.errors import LoradError, PoolLost
@@ -130,7 +130,7 @@ class Call:
         reports it.
         """
         if task.cancelled():
-            self._queue.put_nowait(self._chunk(prompt, index, Piece([], [], "abort")))
+            self._queue.put_nowait(self._chunk(prompt, index, SamplePiece([], [], "abort")))
 
     async def _to_queue(self, pick: _Picker, place: int, index: int) -> None:
         try:
@@ -138,10 +138,14 @@ class Call:
                 async for piece in pieces:
                     self._queue.put_nowait(self._chunk(self.prompts[place], index, piece))
         except (Exception, asyncio.CancelledError) as error:
-            lost = self._chunk(self.prompts[place], index, Piece([], [], "abort")) if self.aborted else error
+            lost = (
+                self._chunk(self.prompts[place], index, SamplePiece([], [], "abort"))
+                if self.aborted
+                else error
+            )
             self._queue.put_nowait(lost)
 
-    async def _sample(self, pick: _Picker, place: int, index: int) -> AsyncGenerator[Piece, None]:
+    async def _sample(self, pick: _Picker, place: int, index: int) -> AsyncGenerator[SamplePiece, None]:
         """Yield the pieces of one sample.
 
         One that broke before anything of it was passed on begins again elsewhere.
@@ -193,7 +197,7 @@ class Call:
 
     async def _asked(
         self, server: Server, request: str, prompt: Prompt, index: int
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[SamplePiece, None]:
         """Yield one sample's pieces as the server sends them; an abort that nobody asked for is an error."""
         self._waiting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         seed = int(prompt.seeds[index])
@@ -202,7 +206,7 @@ class Call:
         )
         self._under_way[request] = server
         try:
-            async with aclosing(cast("AsyncGenerator[Piece, None]", pieces)):
+            async with aclosing(cast("AsyncGenerator[SamplePiece, None]", pieces)):
                 async for piece in pieces:
                     server.listening()
                     finite = [value for value in piece.logprobs if math.isfinite(value)]
@@ -214,7 +218,7 @@ class Call:
         finally:
             del self._under_way[request]
 
-    def _chunk(self, prompt: Prompt, index: int, piece: Piece) -> Chunk:
+    def _chunk(self, prompt: Prompt, index: int, piece: SamplePiece) -> Chunk:
         routes = None
         if piece.routes is not None and self._shape is not None:
             routes = shaped(piece.routes, self._shape)

@@ -1,5 +1,6 @@
 """How one kind of server is started and spoken to; everything else about servers is common to all kinds."""
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from msgspec import Struct
 
-from lorad.engines.remote.http import Http
+from lorad.engines.remote.http import Http, ServerGone, ServerSilent
 from lorad.protocol.batch import Finish, Ranked, Sampling
 from lorad.routes import RouteShape
 from lorad.servers.kind import ServerKind
@@ -99,7 +100,7 @@ class Abilities(Struct, frozen=True):
     missing: tuple[str, ...] = ()
 
 
-class Piece(Struct, frozen=True):
+class SamplePiece(Struct, frozen=True):
     """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has
     `finish`, and the experts of all tokens but the last one, prompt included, as one flat array, where
     `Sampling.routes` asks for them.
@@ -130,6 +131,7 @@ class Dialect(ABC):
     """
 
     kind: ClassVar[ServerKind]
+    ready_route: ClassVar[str]  # does no work, and answers 200 when the server takes requests
     reserved: ClassVar[frozenset[str]]  # flags that only lorad sets, without dashes in front
 
     @abstractmethod
@@ -144,13 +146,15 @@ class Dialect(ABC):
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
         """Return why the server cannot sample like this, and what to do about it; "" when it can."""
 
-    @abstractmethod
     async def is_ready(self, http: Http) -> bool:
         """Return whether a starting server takes requests now."""
+        with contextlib.suppress(ServerGone, ServerSilent):
+            return await http.status(self.ready_route, timeout=ANSWER_SECONDS) == 200
+        return False
 
-    @abstractmethod
     async def is_alive(self, http: Http) -> bool:
         """Return whether it answers at all: also while it is paused, asleep or busy."""
+        return await self.is_ready(http)
 
     @abstractmethod
     async def abilities(self, http: Http) -> Abilities: ...
@@ -177,7 +181,7 @@ class Dialect(ABC):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one
         piece.
 

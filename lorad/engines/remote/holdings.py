@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
+from lorad.adapters.peft import WEIGHTS
 from lorad.adapters.served import divided, served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
 from lorad.engines.base import BASE, AdapterSource
@@ -17,6 +18,7 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import ServerTransport
 from lorad.engines.versions import Held, Versions, receive
 from lorad.errors import AdapterRefused, EngineGone
+from lorad.files import sha256_of
 from lorad.limits.check import refuse_adapter
 from lorad.limits.limit import BackendSetup
 from lorad.models.facts import read_facts
@@ -180,7 +182,7 @@ class Holdings:
         await self._fleet.load(version.server_name, version.directory)
         expected = await asyncio.to_thread(form.digest)
         read = [
-            await asyncio.to_thread(self._transport.digest, version.directory),
+            await asyncio.to_thread(sha256_of, version.directory / WEIGHTS),
             *await self._copies.digests(version.directory),
         ]
         version.delivered = next((digest for digest in read if digest != expected), expected)

@@ -6,14 +6,13 @@ nothing here has to survive, since the version's own files do.
 """
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
-from lorad.adapters.peft import WEIGHTS, write_peft
+from lorad.adapters.peft import write_peft
 from lorad.box.paths import MEMORY, memory_directory
 from lorad.errors import StorageError
 
@@ -62,15 +61,6 @@ class ServerTransport:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         return final
-
-    @staticmethod
-    def digest(directory: Path) -> str:
-        """Return the sha256 of the weights as they are on disk now; "" when they are gone."""
-        try:
-            with (directory / WEIGHTS).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            return ""
 
     @staticmethod
     def remove(directory: Path) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import (
+    ANSWER_SECONDS,
+    Abilities,
+    Dialect,
+    Metrics,
+    SamplePiece,
+    ServerSettings,
+)
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.sglang import command, replies
@@ -27,6 +34,7 @@ _MAX_STOP_STRINGS = 32
 class SglangDialect(Dialect):
     kind = KIND
     reserved = command.RESERVED
+    ready_route = "/ready"  # not /health: it samples a token, which a paused server never does
 
     def __init__(self) -> None:
         self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it
@@ -53,15 +61,9 @@ class SglangDialect(Dialect):
             )
         return ""
 
-    async def is_ready(self, http: Http) -> bool:
-        with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) == 200
-        return False
-
     async def is_alive(self, http: Http) -> bool:
-        # Not /health: it samples a token, which a paused server never does.
         with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/ready", timeout=ANSWER_SECONDS) < 600
+            return await http.status(self.ready_route, timeout=ANSWER_SECONDS) < 600
         return False
 
     async def abilities(self, http: Http) -> Abilities:
@@ -95,7 +97,7 @@ class SglangDialect(Dialect):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         tokens = list(prompt)
         end = len(prompt) + sampling.max_new_tokens
         finish: Finish | None = None
@@ -119,7 +121,7 @@ class SglangDialect(Dialect):
                             finish = "abort" if request in self._aborted else None
                             finish = "length" if len(tokens) >= end else finish
                         if piece.tokens or finish:
-                            yield Piece(
+                            yield SamplePiece(
                                 piece.tokens, piece.logprobs, finish, piece.routes if finish else None
                             )
         finally:
@@ -257,7 +259,9 @@ def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str,
     }
 
 
-async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> AsyncGenerator[tuple[Piece, bool]]:
+async def _pieces(
+    http: Http, body: dict[str, Any], sampling: Sampling
+) -> AsyncGenerator[tuple[SamplePiece, bool]]:
     """Yield (piece, is_last) of one request; one that ended at the model's own end token has no finish.
 
     The caller continues from there with a second request; seeds are hashed with positions, so the sample is
@@ -273,7 +277,7 @@ async def _pieces(http: Http, body: dict[str, Any], sampling: Sampling) -> Async
                 seen += len(tokens)
                 over = reply.meta_info.finish_reason is not None
                 finish = _finish(reply.meta_info.finish_reason, sampling)
-                yield Piece(tokens, logprobs, finish, replies.routes(reply)), over
+                yield SamplePiece(tokens, logprobs, finish, replies.routes(reply)), over
     if not over:
         raise ServerGone("/generate: the stream broke off")
 

@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import ANSWER_SECONDS, Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import (
+    ANSWER_SECONDS,
+    Abilities,
+    Dialect,
+    Metrics,
+    SamplePiece,
+    ServerSettings,
+)
 from lorad.engines.remote.engine import RemoteEngine
-from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
+from lorad.engines.remote.http import Http, ServerGone, ServerRefused
 from lorad.engines.vllm import command, replies
 from lorad.engines.vllm.memory import AdapterNumbers
 from lorad.engines.vllm.replies import Events
@@ -29,6 +36,7 @@ _LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
 class VllmDialect(Dialect):
     kind = KIND
     reserved = command.RESERVED
+    ready_route = "/health"  # says 503 when the engine behind it died
 
     def __init__(self) -> None:
         self._running: dict[str, Events] = {}
@@ -65,15 +73,6 @@ class VllmDialect(Dialect):
                 "whole run, or take sglang or builtin"
             )
         return ""
-
-    async def is_ready(self, http: Http) -> bool:
-        with contextlib.suppress(ServerGone, ServerSilent):
-            return await http.status("/health", timeout=ANSWER_SECONDS) == 200
-        return False
-
-    async def is_alive(self, http: Http) -> bool:
-        # it does no work either, and says 503 when the engine behind it died
-        return await self.is_ready(http)
 
     async def abilities(self, http: Http) -> Abilities:
         version = await http.get("/version", timeout=ANSWER_SECONDS)
@@ -117,7 +116,7 @@ class VllmDialect(Dialect):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         body = self._body(http, request, version, prompt) | _parameters(sampling, seed)
         async with Events(http, _SAMPLE, body) as events:
             self._running[request] = events
@@ -135,7 +134,7 @@ class VllmDialect(Dialect):
                 del self._running[request]
         if not events.aborted:
             raise ServerGone(f"{_SAMPLE}: the stream broke off")
-        yield Piece([], [], "abort")
+        yield SamplePiece([], [], "abort")
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None:
         # Asked again until they end: vLLM ignores an abort that overtakes its request.

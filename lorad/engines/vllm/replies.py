@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lorad.engines.remote.dialect import Metrics, Piece
+from lorad.engines.remote.dialect import Metrics, SamplePiece
 from lorad.engines.remote.http import Http, NotFinite, ServerRefused
 from lorad.errors import LoradError
 from lorad.protocol.batch import Finish, Ranked
@@ -64,7 +64,7 @@ def choice(data: Any, route: str) -> _Choice:
         raise LoradError(f"vLLM answered {route} in a form that lorad does not know: {error}") from error
 
 
-def piece(reply: _Choice) -> Piece:
+def piece(reply: _Choice) -> SamplePiece:
     tokens = reply.token_ids or []
     said = reply.logprobs.token_logprobs if reply.logprobs else []
     logprobs = [value for value in said if value is not None and math.isfinite(value) and value > _LEAST]
@@ -72,7 +72,7 @@ def piece(reply: _Choice) -> Piece:
         raise not_finite()
     if reply.finish_reason not in _FINISHES:
         raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {reply.finish_reason}")
-    return Piece(tokens, logprobs, _FINISHES[reply.finish_reason])
+    return SamplePiece(tokens, logprobs, _FINISHES[reply.finish_reason])
 
 
 def scores(reply: _Choice, completion: Sequence[int]) -> np.ndarray:

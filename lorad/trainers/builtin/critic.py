@@ -10,13 +10,13 @@ from lorad.protocol.batch import LossStats
 from lorad.protocol.calls import ValueBackward
 from lorad.rl.value_loss import value_losses, value_stats
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Microbatch, Piece, pack
+from lorad.trainers.builtin.microbatch import BatchPiece, Microbatch, pack
 from lorad.trainers.builtin.passes import predicting_states, recomputing
 from lorad.trainers.builtin.slot import Slot
 
 
 @torch.no_grad()
-def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
+def values(base: Base, slot: Slot, piece: BatchPiece) -> np.ndarray:
     """Return the value at the position that predicts each target of the piece, float32 [M]."""
     rows = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=False)
@@ -24,7 +24,7 @@ def values(base: Base, slot: Slot, piece: Piece) -> np.ndarray:
     return estimates
 
 
-def backward(base: Base, slot: Slot, piece: Piece, work: ValueBackward) -> LossStats:
+def backward(base: Base, slot: Slot, piece: BatchPiece, work: ValueBackward) -> LossStats:
     """Add the gradient of sum(token losses) / normaliser to the slot. Return the statistics of the piece."""
     rows: Microbatch = pack(base, [piece])
     lora = SlotLora([slot], rows.rows, train=True)

@@ -25,7 +25,7 @@ from lorad.trainers.builtin.stems import NO_STEMS, Stems, stems_of
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BatchPiece:
     """Some samples of a batch that follow one another, of one slot.
 
     Attributes:
@@ -64,15 +64,21 @@ class Piece:
     @property
     def rows(self) -> int:
         """Count the tokens that the forward computes for this piece."""
-        computed = np.unique(self.same[self.samples])
+        computed, _ = self.computed()
         prompts = self.batch.prompt_lengths[self.groups]
-        rows = int(prompts.sum() + (self.batch.completion_lengths[computed] - 1).sum())
-        return rows - self.stems.left_out
+        lengths = self.batch.completion_lengths[self.samples][computed]
+        return int(prompts.sum() + (lengths - 1).sum()) - self.stems.left_out
+
+    def computed(self) -> tuple[Ints, Ints]:
+        """Return which of the samples the forward computes, and for each sample which of these it is like."""
+        _, firsts, own = np.unique(self.same[self.samples], return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        return firsts[order], np.argsort(order)[own]
 
 
-def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> Piece:
+def _piece(batch: Batch, samples: slice, same: Ints, share: bool) -> BatchPiece:
     """Return a piece, whose prompts have stems where prompts may share anything."""
-    piece = Piece(batch, samples, same, NO_STEMS)
+    piece = BatchPiece(batch, samples, same, NO_STEMS)
     if not share:
         return piece
     groups = piece.groups
@@ -100,7 +106,7 @@ class Microbatch:
     leaving: Tensor  # int64 [U]: which of the N predict something
     places: Tensor  # int64 [M]: which of the U predicts each target
     targets: Tensor  # int64 [M]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BatchPiece, ...]
     rows: tuple[slice, ...]
     parts: tuple[slice, ...]
     tokens: tuple[slice, ...]
@@ -129,7 +135,7 @@ def _twins(batch: Batch) -> Ints:
     return np.array(same, np.int64)
 
 
-def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[Piece]:
+def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterator[BatchPiece]:
     """Yield the batch in its own order, in pieces of at most `budget` rows, or of one sample that has more by
     itself.
 
@@ -183,14 +189,14 @@ def _without_empty_groups(batch: Batch) -> Batch:
     return msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
 
 
-def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, Piece]]:
+def mixed(plans: Sequence[Iterator[BatchPiece]], budget: int) -> Iterator[dict[int, BatchPiece]]:
     """Yield micro-batches of the next pieces of several plans, by the plan's index, at most `budget` rows
     together.
 
     Pieces are never cut again, and a plan's stay in order, so that each plan fares as it would alone.
     """
     queue = [(index, iter(pieces)) for index, pieces in enumerate(plans)]
-    joined: dict[int, Piece] = {}
+    joined: dict[int, BatchPiece] = {}
     rows = 0
     while queue:
         index, pieces = queue.pop(0)
@@ -208,7 +214,7 @@ def mixed(plans: Sequence[Iterator[Piece]], budget: int) -> Iterator[dict[int, P
         yield joined
 
 
-def pack(base: Base, pieces: Sequence[Piece]) -> Microbatch:
+def pack(base: Base, pieces: Sequence[BatchPiece]) -> Microbatch:
     """Return the tensors of one micro-batch."""
     parts: list[_Part] = []
     row = run = 0
@@ -263,7 +269,7 @@ class _Part:
     routes: np.ndarray | None
 
 
-def _part(piece: Piece, row: int, run: int) -> _Part:
+def _part(piece: BatchPiece, row: int, run: int) -> _Part:
     batch = piece.batch
     groups = piece.groups
     samples = piece.samples
@@ -278,7 +284,7 @@ def _part(piece: Piece, row: int, run: int) -> _Part:
     shared = np.repeat((np.cumsum(whole) - whole)[stems.source] + stems.starts, stems.lengths)
     lengths = batch.completion_lengths[samples].astype(np.int64)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
-    computed, twin = _firsts(piece.same[samples])
+    computed, twin = piece.computed()
     sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
     starts = np.cumsum(sizes) - sizes
     first = len(stems.lengths)  # of the prompts, among the runs
@@ -335,15 +341,6 @@ def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, I
     lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
     return order, place, lengths, np.concatenate([above, first + owner[~alone]])
-
-
-def _firsts(same: Ints) -> tuple[Ints, Ints]:
-    """Return where each value is first, in that order, and for each value of `same` which of these is its
-    own.
-    """
-    _, firsts, own = np.unique(same, return_index=True, return_inverse=True)
-    order = np.argsort(firsts)
-    return firsts[order], np.argsort(order)[own]
 
 
 def _steps(lengths: Ints) -> Ints:

@@ -18,7 +18,7 @@ from lorad.models.base import Base
 from lorad.models.decoder import Ends, First, Last, LayerForward, at_once, hidden, logits
 from lorad.models.experts import Replay
 from lorad.models.ops import recomputed
-from lorad.protocol.batch import Gradients, PolicyLoss
+from lorad.protocol.batch import Gradients
 from lorad.protocol.calls import ForwardBackward
 from lorad.rl.loss import (
     TokenLogprobs,
@@ -66,12 +66,11 @@ def forward_backward(
     """
     base, lora = lora.merged(base)
     states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
-    temperature = _temperatures(rows, [w.loss for w in work])
     chunks = list(_chunks(base, rows))
     of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
     first_pass = None
     if of_samples and len(chunks) > 1:
-        first_pass = _logprobs(base, rows, lora, states.detach(), temperature)
+        first_pass = _logprobs(base, rows, lora, states.detach(), work)
     targets = _targets(base, rows, work, first_pass)
     figures: list[list[_TokenFigures]] = [[] for _ in work]
     gradients = torch.empty_like(states)
@@ -79,11 +78,10 @@ def forward_backward(
         ranges = _within(rows.tokens, chunk)
         part = states[chunk].detach().requires_grad_(states.requires_grad)
         chunk_logits = logits(base, part, lora.at(ranges))
-        chunk_temperature = temperature[chunk] if isinstance(temperature, Tensor) else temperature
         likely = token_logprobs(
             chunk_logits,
             rows.targets[chunk],
-            chunk_temperature,
+            _temperature(rows, work, chunk),
             entropy_gradient=any(w.loss.entropy_coef for w in work),
         )
         del chunk_logits
@@ -140,7 +138,7 @@ def _targets(
 
 @torch.no_grad()
 def _logprobs(
-    base: Base, rows: Microbatch, lora: SlotLora, states: Tensor, temperature: float | Tensor
+    base: Base, rows: Microbatch, lora: SlotLora, states: Tensor, work: Sequence[ForwardBackward]
 ) -> Tensor:
     """Return the policy's log-probabilities before the first chunk's gradient, [M]. The head is passed once
     more for them, with the dropout of the pass that follows.
@@ -148,9 +146,8 @@ def _logprobs(
     parts = []
     drawn = [generator.get_state() for generator in lora.generators]
     for chunk in _chunks(base, rows):
-        chunk_temperature = temperature[chunk] if isinstance(temperature, Tensor) else temperature
         chunk_logits = logits(base, states[chunk], lora.at(_within(rows.tokens, chunk)))
-        parts.append(token_logprobs(chunk_logits, rows.targets[chunk], chunk_temperature)[0])
+        parts.append(token_logprobs(chunk_logits, rows.targets[chunk], _temperature(rows, work, chunk))[0])
     for generator, state in zip(lora.generators, drawn, strict=True):
         generator.set_state(state)
     return torch.cat(parts)
@@ -238,10 +235,11 @@ def _within(ranges: Sequence[slice], chunk: slice) -> list[slice]:
     return [slice(start, stop) for start, stop in ends]
 
 
-def _temperatures(rows: Microbatch, losses: Sequence[PolicyLoss]) -> float | Tensor:
-    """Return one temperature for all tokens, or one for each, fp32 [M]."""
-    if len({loss.temperature for loss in losses}) == 1:
-        return losses[0].temperature
+def _temperature(rows: Microbatch, work: Sequence[ForwardBackward], chunk: slice) -> float | Tensor:
+    """Return one temperature for all tokens of a chunk, or one for each of them, fp32 [m]."""
+    each = [w.loss.temperature for w in work]
+    if len(set(each)) == 1:
+        return each[0]
     sizes = [tokens.stop - tokens.start for tokens in rows.tokens]
-    each = np.repeat(np.array([loss.temperature for loss in losses], np.float32), sizes)
-    return torch.from_numpy(each).to(rows.targets.device)
+    of_tokens = np.repeat(np.array(each, np.float32), sizes)[chunk]
+    return torch.from_numpy(of_tokens).to(rows.targets.device)

@@ -140,14 +140,6 @@ class Slot:
         kept = min(self.spec.kept_tokens, self.tokens_per_microbatch)  # less once there was no memory
         return self.spec.activation_checkpointing and tokens > kept
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Return a copy of the gradients, and the state of the dropout that comes next."""
-        return self.grads.clone(), self.dropout.get_state()
-
-    def set_gradients(self, gradients: Tensor, dropout: Tensor) -> None:
-        self.grads.copy_(gradients)
-        self.dropout.set_state(dropout)
-
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> tuple[float, bool]:

@@ -68,7 +68,12 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
                 if len(prompts[index]) > start + 1:
                     by_token.setdefault(prompts[index][start], []).append(index)
             branches += [indices for indices in by_token.values() if len(indices) > 1]
-        lengths = [_common([prompts[index] for index in group], before[group[0]]) for group in branches]
+        lengths = []  # for each branch, the tokens that all its prompts have alike, without the last of any
+        for group in branches:
+            heads = [prompts[index][before[group[0]] : -1] for index in group]
+            first_head = min(heads)
+            pairs = enumerate(zip(first_head, max(heads), strict=False))
+            lengths.append(next((place for place, (a, b) in pairs if a != b), len(first_head)))
         saved = sum((len(group) - 1) * length for group, length in zip(branches, lengths, strict=True))
         if saved * WORTH < rows:
             break
@@ -84,12 +89,3 @@ def stems_of(tokens: Sequence[np.ndarray], rows: int) -> Stems:
         return NO_STEMS
     sizes, starts, owner, source = np.array(stems, np.int64).T
     return Stems(sizes, starts, owner, source, np.array(of, np.int64), np.array(before, np.int64))
-
-
-def _common(prompts: Sequence[list[int]], start: int) -> int:
-    """Return how many tokens from a place on all prompts have alike, without the last of any."""
-    heads = [prompt[start:-1] for prompt in prompts]
-    first = min(heads)
-    last = max(heads)
-    apart = (place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
-    return next(apart, len(first))

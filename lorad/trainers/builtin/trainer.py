@@ -43,7 +43,7 @@ from lorad.trainers.base import (
 )
 from lorad.trainers.builtin import critic, passes, routes
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Piece, mixed, pack, plan
+from lorad.trainers.builtin.microbatch import BatchPiece, mixed, pack, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 from lorad.trainers.device_memory import give_back
 from lorad.trainers.slots import Slots
@@ -104,17 +104,17 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
-        return (await self._forward_backward([ForwardBackward(batch, targets, loss, normaliser, slot)]))[0]
+        work = ForwardBackward(batch, targets, loss, normaliser, slot)
+        return (await self.forward_backward_many([work]))[0]
 
     async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
-        return await self._forward_backward(work)
-
-    async def _forward_backward(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._slots.policy(item.slot) for item in work]
         if not self._may_halve:
             return await self._passes(slots, work)
-        before = await self._compute.run(lambda: [slot.gradients() for slot in slots])
+        before = await self._compute.run(
+            lambda: [(slot.grads.clone(), slot.dropout.get_state()) for slot in slots]
+        )
         try:
             return await self._passes(slots, work)
         except torch.OutOfMemoryError as error:
@@ -128,8 +128,9 @@ class BuiltinTrainer(Trainer):
 
     def _begin_again(self, slots: Sequence[Slot], before: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Undo a call that found no memory, and let the next one need half of it."""
-        for slot, gradients in zip(slots, before, strict=True):
-            slot.set_gradients(*gradients)
+        for slot, (gradients, dropout) in zip(slots, before, strict=True):
+            slot.grads.copy_(gradients)
+            slot.dropout.set_state(dropout)
             slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
         give_back(self._base.device)
 
@@ -225,8 +226,8 @@ class BuiltinTrainer(Trainer):
         self._slots.close(slot)
 
     def _gradients(
-        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, Piece]
-    ) -> dict[int, tuple[Piece, Gradients]]:
+        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, BatchPiece]
+    ) -> dict[int, tuple[BatchPiece, Gradients]]:
         """Accumulate the gradients of one micro-batch, which has pieces of slots, by the slot's index."""
         mine = [slots[index] for index in joined]
         rows = pack(self._base, list(joined.values()))
@@ -239,7 +240,7 @@ class BuiltinTrainer(Trainer):
         return dict(zip(joined, pairs, strict=True))
 
     def _score(
-        self, slot: Slot | None, piece: Piece, temperature: float, amplify: float
+        self, slot: Slot | None, piece: BatchPiece, temperature: float, amplify: float
     ) -> tuple[np.ndarray, np.ndarray]:
         rows = pack(self._base, [piece])
         lora = None if slot is None else SlotLora([slot], rows.rows, train=False, amplify=amplify)

@@ -211,7 +211,19 @@ class FsdpBody(Body):
             states = output.last_hidden_state[0].index_select(0, rows.predictors)
             first = output.last_hidden_state[:, :1]
             if visit is not None:
-                visit(states, Head(lambda part: self._scores(decoder, output, part), self.vocab))
+
+                def scores(part: Tensor) -> Tensor:
+                    """Return the logits [m, vocab] of states [m, hidden], as if the decoder had given them,
+                    with all that an architecture does beside its output layer. It works amid a forward alone:
+                    past FSDP's hooks, by the weights that are gathered there.
+                    """
+                    output.last_hidden_state = part[None]
+                    decoder.forward = lambda *_, **__: output
+                    ids = torch.zeros((1, len(part)), dtype=torch.int64, device=part.device)
+                    logits: Tensor = self.model.forward(input_ids=ids, use_cache=False).logits[0]
+                    return logits
+
+                visit(states, Head(scores, self.vocab))
                 decoder.forward = through
             captured.append(states)
             output.last_hidden_state = first
@@ -256,17 +268,6 @@ class FsdpBody(Body):
             mine = index[rows.predictors] if module in last else index[:seeing]
             flags.append(torch.bincount(mine.reshape(-1), minlength=module.num_experts) > 0)
         return torch.cat(flags)
-
-    def _scores(self, decoder: Any, output: Any, states: Tensor) -> Tensor:
-        """Return the logits [m, vocab] of states [m, hidden], as if the decoder had given them, with all that
-        an architecture does beside its output layer. It works amid a forward alone: past FSDP's hooks, by the
-        weights that are gathered there.
-        """
-        output.last_hidden_state = states[None]
-        decoder.forward = lambda *_, **__: output
-        ids = torch.zeros((1, len(states)), dtype=torch.int64, device=states.device)
-        scores: Tensor = self.model.forward(input_ids=ids, use_cache=False).logits[0]
-        return scores
 
     def offload(self) -> None:
         """Let the device go. The host keeps the base from the first time on: nothing of it ever changes."""

@@ -61,7 +61,7 @@ class Meeting(Struct, frozen=True):
     port: int
 
 
-class Ready(Struct, frozen=True):
+class RanksReady(Struct, frozen=True):
     """The next frame of rank 0, once every rank is there, with the versions of its software by name."""
 
     capabilities: TrainerCapabilities

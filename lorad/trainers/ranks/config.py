@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -62,53 +61,29 @@ def beat_file(config: Path, rank: int) -> Path:
     return config.with_name(f"rank-{rank}.heartbeat")
 
 
-@dataclass(frozen=True)
 class TrainerDirectories:
-    """The directories of a trainer on one machine. For `work` and `logs` see `RemoteTrainer.start`. `private`
-    is 0700, has a short name, and holds what belongs to the present life.
+    """The directories and files of a trainer on one machine.
+
+    Args:
+        work, logs: See `RemoteTrainer.start`.
+
+    Attributes:
+        private: A directory of mode 0700, with a short name, for what belongs to the present life.
+        python: A directory that holds lorad and nothing that lorad depends on: the ranks take that from their
+            own environment.
+        command: What starts the ranks.
     """
 
-    work: Path
-    logs: Path
-
-    @property
-    def private(self) -> Path:
-        return private_directory(self.work / "trainer")
-
-    @property
-    def record(self) -> Path:
-        return self.work / "trainer.json"
-
-    @property
-    def log(self) -> Path:
-        return self.logs / "trainer.log"
-
-    @property
-    def config(self) -> Path:
-        return self.private / "config.json"
-
-    @property
-    def socket(self) -> Path:
-        return self.private / "pool.sock"
-
-    @property
-    def meeting(self) -> Path:
-        return self.private / "meeting"
-
-    @property
-    def python(self) -> Path:
-        """A directory that holds lorad and nothing that lorad depends on: the ranks take that from their own
-        environment.
-        """
-        return self.private / "python"
-
-    @property
-    def temporary(self) -> Path:
-        return self.private / "tmp"
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-I", "-S", launch.__file__, str(self.config)]
+    def __init__(self, work: Path, logs: Path) -> None:
+        self.record = work / "trainer.json"
+        self.log = logs / "trainer.log"
+        self.private = private_directory(work / "trainer")
+        self.config = self.private / "config.json"
+        self.socket = self.private / "pool.sock"
+        self.meeting = self.private / "meeting"
+        self.python = self.private / "python"
+        self.temporary = self.private / "tmp"
+        self.command = [sys.executable, "-I", "-S", launch.__file__, str(self.config)]
 
     def make(self) -> None:
         self.clear()

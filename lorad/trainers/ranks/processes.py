@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,12 +19,13 @@ import msgspec
 from lorad.children.host import LOST, Process
 from lorad.children.process import Child, cause, sweep
 from lorad.errors import LoradError, PoolLost, from_wire
+from lorad.files import write_whole
 from lorad.models.turns import TurnLock
 from lorad.protocol import frames
 from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.ranks import hang
-from lorad.trainers.ranks.calls import Answer, Meeting, Ready, Request, answer_to
+from lorad.trainers.ranks.calls import Answer, Meeting, RanksReady, Request, answer_to
 from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories, refusal_file
 from lorad.trainers.ranks.spread import Spread
 
@@ -77,7 +78,7 @@ class RankProcesses:
         self._how = self._hung = ""
         self._fine = 0  # so long was the log when all was well
 
-    async def start(self) -> Ready:
+    async def start(self) -> RanksReady:
         """Start the ranks and wait until all are ready. What an earlier life left is ended first.
 
         Raises what a rank refused its settings with, else PoolLost with the reason from the log.
@@ -85,7 +86,7 @@ class RankProcesses:
         started = time.monotonic()
         await asyncio.to_thread(sweep, self.places.record)
         self.places.make()
-        _write(self.places.config, msgspec.json.encode(self.config))
+        write_whole(self.places.config, msgspec.json.encode(self.config), durable=False)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 ready = await self._begin()
@@ -133,8 +134,12 @@ class RankProcesses:
             await self._spread.close()
         self.places.clear()
 
-    async def _begin(self) -> Ready:
-        with _listening(str(self.places.socket)) as listener:
+    async def _begin(self) -> RanksReady:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self.places.socket))
+            os.chmod(self.places.socket, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
             if self._spread is not None:
                 await self._spread.open(Path(self.config.settings.model), self.places)
             await self._child.start()
@@ -152,7 +157,7 @@ class RankProcesses:
         try:
             if self._spread is not None:
                 await self._spread.meet((await self._receive(Meeting)).port)
-            return await self._receive(Ready)
+            return await self._receive(RanksReady)
         except (OSError, frames.BadFrame) as error:
             raise await self._loss() from error
 
@@ -228,29 +233,12 @@ class RankProcesses:
         if how.startswith(LOST):
             return PoolLost(f"the trainer is gone: it {how}", hint=_HINT)
         lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
-        ranks = [_ENDED.sub(_rank_of, line) for line in lines if _ENDED.match(line)]
+        ranks = [
+            match["what"] + (f" on {match['node']}" if match["node"] else "")
+            for line in lines
+            if (match := _ENDED.match(line))
+        ]
         rest = "\n".join(line for line in lines if not _ENDED.match(line))
         ends = ", ".join(ranks) or f"it {how}"
         why = f"; {cause(rest)}" if rest else ""
         return PoolLost(f"the trainer is gone: {ends}{why}", hint=_HINT)
-
-
-def _rank_of(line: re.Match[str]) -> str:
-    """Say which rank a line of the launcher is about."""
-    return line["what"] + (f" on {line['node']}" if line["node"] else "")
-
-
-@contextlib.contextmanager
-def _listening(path: str) -> Iterator[socket.socket]:
-    """Listen on a Unix socket of this user's for one caller, within the block."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(1)
-        listener.setblocking(False)
-        yield listener
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)

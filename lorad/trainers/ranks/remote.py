@@ -30,7 +30,7 @@ from lorad.trainers.base import (
     UnmetExperts,
     check_verb,
 )
-from lorad.trainers.ranks.calls import Ready
+from lorad.trainers.ranks.calls import RanksReady
 from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories
 from lorad.trainers.ranks.processes import RankProcesses
 from lorad.trainers.ranks.spread import Spread
@@ -107,7 +107,7 @@ class RemoteTrainer(Trainer):
             raise
         return cls(processes, ready, spread)
 
-    def __init__(self, processes: RankProcesses, ready: Ready, spread: Spread | None) -> None:
+    def __init__(self, processes: RankProcesses, ready: RanksReady, spread: Spread | None) -> None:
         self._processes = processes
         self._ready = ready
         self._spread = spread

@@ -29,7 +29,7 @@ with quick_imports():
     from lorad.protocol import frames
     from lorad.protocol.calls import TrainerVerb
     from lorad.protocol.heartbeat import DUMP, HEART
-    from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, Ready, Refusal, Request
+    from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, RanksReady, Refusal, Request
     from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
     from lorad.trainers.sharded.body import Body, BodySettings
     from lorad.trainers.sharded.trainer import RankTrainer
@@ -56,7 +56,7 @@ def main(path: Path, rank: int) -> None:
         for name in _SOFTWARE:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 software[name] = importlib.metadata.version(name)
-        pool.tell(Ready(trainer.capabilities(), trainer.modules(), software))
+        pool.tell(RanksReady(trainer.capabilities(), trainer.modules(), software))
         _serve(trainer, calls, pool, rank)
 
 
@@ -145,7 +145,7 @@ class _Pool:
         except ConnectionError:
             return bytearray(b"".join(frames.encode(Request(End()))))
 
-    def tell(self, message: Meeting | Ready | Answer[object]) -> None:
+    def tell(self, message: Meeting | RanksReady | Answer[object]) -> None:
         if self._socket is not None:
             for part in frames.encode(message):
                 self._socket.sendall(part)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, Piece, ServerSettings
+from lorad.engines.remote.dialect import Abilities, Dialect, Metrics, SamplePiece, ServerSettings
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http
 from lorad.protocol.batch import Ranked, Sampling
@@ -55,10 +55,10 @@ class StubDialect(Dialect):
         prompt: Sequence[int],
         seed: int,
         sampling: Sampling,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[SamplePiece]:
         token = await http.post("/sample", {"version": version, "seconds": sampling.max_new_tokens / 10})
         count = sampling.max_new_tokens
-        yield Piece([token] * count, [-1.0] * count, "length")
+        yield SamplePiece([token] * count, [-1.0] * count, "length")
 
     async def abort(self, http: Http, requests: Sequence[str]) -> None: ...
 
