@@ -35,11 +35,11 @@ from lorad.protocol.nodes import (
     GrantLine,
     GrantRequest,
     GrantStatus,
-    Lost,
+    LostNode,
     NodesSetup,
     PlacedNode,
     Refused,
-    Waiting,
+    WaitingGrant,
 )
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Grant:
 
         def leave(_: object) -> None:
             if node in self.rollout:
-                self._lose(Lost(node.name, "it was asked to end"))
+                self._lose(LostNode(node.name, "it was asked to end"))
             elif node in self.hosts:  # whose runs the daemon takes first
                 self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
 
@@ -198,7 +198,7 @@ class Grant:
         HEART.work("")  # others decide for how long
         while True:
             match await lines.get():
-                case Waiting(words):
+                case WaitingGrant(words):
                     log.info("waiting for nodes: %s", words)
                     self._tell("asked", words)
                 case Granted() as granted:
@@ -238,7 +238,7 @@ class Grant:
         """
         while not self._ending:
             line = await lines.get()
-            if isinstance(line, Lost):
+            if isinstance(line, LostNode):
                 if not await self._stays(line):
                     self._lose(line)
             elif isinstance(line, Granted):
@@ -250,7 +250,7 @@ class Grant:
                     node.lose("the grant process has ended")
                 return
 
-    async def _stays(self, line: Lost) -> bool:
+    async def _stays(self, line: LostNode) -> bool:
         """Report whether a node with ranks, whose scheduler was asked to go, is there for their step."""
         node = self._nodes.get(line.node)
         if node is None or node not in self.hosts:
@@ -260,7 +260,7 @@ class Grant:
                 await node.leave()
         return node.leaving.done() and not node.lost.done()
 
-    def _lose(self, line: Lost) -> None:
+    def _lose(self, line: LostNode) -> None:
         """Give up a node. Without a rollout node the others go on."""
         if (node := self._nodes.get(line.node)) is None:
             return

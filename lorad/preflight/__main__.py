@@ -1,7 +1,7 @@
 """Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward,
 memory.
 
-`python -m lorad.preflight` reads a Question on stdin and prints an Answer, see
+`python -m lorad.preflight` reads a SpecQuestion on stdin and prints PreflightLines, see
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
@@ -77,7 +77,7 @@ with quick_imports():
         settled_mode,
     )
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
-    from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
+    from lorad.protocol.preflight import BaseFacts, ErrorSaid, PreflightLine, SpecFacts, SpecQuestion
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
@@ -117,7 +117,7 @@ def preflight(
         loggers, notify: what runs have whose spec names none; None to read config.yaml.
         backends, cluster: what the box has; where backends is None, config.yaml has both.
         look: whether to describe the data, too.
-        written: see Question.
+        written: see SpecQuestion.
     """
     begin("reading the model")
     try:
@@ -182,8 +182,8 @@ def _checked(
     warm: bool = False,
     reference: Path | None = None,
 ) -> tuple[SpecFacts, Dataset, Tokenizer]:
-    """Check a spec against disk, machine and config.yaml; the arguments are those of `Question`. Returns what
-    it found, with the data that it read and the tokenizer. Raises SpecError.
+    """Check a spec against disk, machine and config.yaml; the arguments are those of `SpecQuestion`. Returns
+    what it found, with the data that it read and the tokenizer. Raises SpecError.
     """
     refuse_contradictions(spec)
     check_backends(spec, box)
@@ -408,8 +408,8 @@ def _warnings(
     return [text for text, holds in doubts.items() if holds]
 
 
-def _refused(error: Exception) -> Answer:
-    return Answer(error=msgspec.convert(to_wire(error), ErrorSaid))
+def _refused(error: Exception) -> PreflightLine:
+    return PreflightLine(error=msgspec.convert(to_wire(error), ErrorSaid))
 
 
 def main() -> int:
@@ -419,7 +419,7 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr), telling(answers):
         try:
-            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=SpecQuestion)
             facts = preflight(
                 convert(request.spec),
                 cwd=Path(request.cwd),
@@ -435,7 +435,7 @@ def main() -> int:
                 cluster=cluster_of(request.cluster),
                 written=request.written,
             )
-            answer = Answer(facts=facts)
+            answer = PreflightLine(facts=facts)
         except OSError as error:
             unreadable = SpecError(
                 f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS

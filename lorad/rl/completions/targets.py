@@ -72,8 +72,7 @@ class _TargetTask(Dataset):
 def _with_targets(example: Example, tokenizer: Tokenizer) -> Example:
     tokens = [*tokenizer.encode(example.answer), *tokenizer.eos_ids[:1]]
     target = Target(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
-    fields = {key: getattr(example, key) for key in example.__struct_fields__}
-    return Example(**{**fields, "targets": (target,)})
+    return structs.replace(example, targets=(target,))
 
 
 class TargetDataset(Dataset):
