@@ -6,12 +6,13 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from lorad import files
 from lorad.daemon.__main__ import main
 from lorad.migrations import MIGRATIONS
-from lorad.store.db import Store
+from lorad.store import db
 
 NAME = "m9999_colours"
 KILLS = ("before the copy", "after the copy", "amid the migration", "before its commit")
@@ -36,17 +37,24 @@ def apply(database: Any) -> None:
     database.conn.set_trace_callback(lambda sql: at("before its commit") if sql == "COMMIT" else None)
 
 
-def die_around(copy: Callable[..., None]) -> Callable[..., None]:
-    def copying(*arguments: Any) -> None:
+def die_around_the_copy() -> None:
+    """Die where the copy of the database is begun, or where it is forced to disk under its name."""
+    create = db._create
+    fsync = files.fsync
+
+    def begin(path: Path) -> None:
         at("before the copy")
-        copy(*arguments)
+        create(path)
+
+    def end(directory: Path) -> None:
+        fsync(directory)
         at("after the copy")
 
-    return copying
+    vars(db).update(_create=begin, fsync=end)
 
 
 if __name__ == "__main__":
     MIGRATIONS(name=NAME)(apply)
-    Store._copy_to = die_around(Store._copy_to)  # type: ignore[method-assign]
+    die_around_the_copy()
     del sys.argv[1:]
     sys.exit(main())

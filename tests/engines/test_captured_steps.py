@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 
 import pytest
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -125,10 +127,10 @@ def test_few_spans_are_captured(models: Merger, tokens: int, span: int) -> None:
 
 def test_rows_of_too_few_candidates_draw_again(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.engines.builtin.sampler.CANDIDATES", 8)
-    whole: list[bool] = []
+    whole: list[int] = []
     for batch in (DecodeBatch(models, 64, ENOUGH), graphed(models)):
         batch.is_bounded = True
-        seen = watch(batch, lambda batch=batch: batch.steps.bounded)
+        seen = watch(batch, partial(attrgetter("steps.bounded"), batch))
         work = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]
         made = finish(batch, *work)
         alone = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]

@@ -30,6 +30,6 @@ async def test_a_box_is_shown_over_ssh(box: Box, monkeypatch: pytest.MonkeyPatch
         app.feed.again()
         await until(user, lambda: "devices" in screen_text(user))
         assert box.ssh_calls == calls
-        box.kill_master()
+        box.kill("master")
         await until(user, lambda: box.ssh_calls > calls and not app.lost)
         assert not (tmp_path / "lorad.sock").exists() and box.stopped_daemons()
