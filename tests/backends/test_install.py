@@ -136,6 +136,7 @@ def test_config_in_flow_style_is_refused_first(shop: Shop, tmp_path: Path) -> No
     assert "flow style" in refused and "    python: " in refused and not (tmp_path / "venvs").exists()
 
 
+@pytest.mark.system(but="4")
 @pytest.mark.parametrize("broken", range(5))
 def test_killed_installation_begins_anew(broken: int, shop: Shop, tmp_path: Path) -> None:
     """A step waits for a pipe, and the process that waits for the step is killed. Steps only write a log."""

@@ -118,6 +118,7 @@ def test_resume_with_more_steps_equals_one_attempt(
     assert run.outcome() == calm[2].outcome() | {"evals": []}
 
 
+@pytest.mark.system(but="2-1")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 0), (0, 2)])
 def test_a_resume_may_change_the_lag(running: Running, tmp_path: Path, before: int, after: int) -> None:
     run = Driven(
