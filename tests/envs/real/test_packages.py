@@ -43,6 +43,8 @@ PLAYED = {
     "taskset with a tool": ("0.4", "toy-tool-v1", {}, STREAMED, {"reward/right", "tools_used"}),
 }
 
+SOURCES = [("0.3", "toy-v0", "env/num_turns"), ("0.4", "toy-v1", "env/reward/right")]
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -83,6 +85,29 @@ def test_environments_of_packages_are_trained(
     assert {frozenset(asked) - {"model", "messages", "tools"} for asked in bodies} == {frozenset(body)}
     if case == "multi":
         assert {(len(sample["turns"]), sample["end"]) for sample in samples} >= {(2, "turns")}
+
+
+@pytest.mark.parametrize(("version", "name", "metric"), SOURCES)
+def test_packages_are_sources_among_others(version: str, name: str, metric: str, running: Running) -> None:
+    home = Path(running.config.socket).parent
+    (home / "plain.jsonl").write_text(
+        '{"prompt": "S:21=", "answer": "12"}\n{"prompt": "S:31=", "answer": "13"}'
+    )
+    env = {"python": PYTHONS[version], "turns": 2, "concurrency": 4, "start_timeout": 3000}
+    train = {f"verifiers:{name}": {"env": env}, "plain.jsonl": {"reward": "exact_match"}}
+    named = f"data.train={msgspec.json.encode(train).decode()}"
+    how = [each for each in HOW if not each.startswith(("env.", "data."))]
+    own = (f"model.path={home / 'model'}", "data.prompts_per_step=2", "deterministic=false", named)
+    run = Driven(running, home, f"among-{name}", *own, *how)
+    end = run.drive()
+    assert end.reason == "completed", end.detail
+    (step,) = run.facts("step")
+    lines = (run.run.root / step.data["samples"]).read_text().splitlines()
+    samples = [msgspec.json.decode(line) for line in lines]
+    kinds = {(each["source"], bool(each.get("turns")), each.get("error") or "") for each in samples}
+    assert len(samples) == 4
+    assert kinds == {(f"verifiers_{name}", True, ""), ("plain.jsonl", False, "")}
+    assert {metric, "reward_of/plain.jsonl"} <= {*step.data["metrics"]}
 
 
 @pytest.mark.parametrize(
