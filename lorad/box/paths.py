@@ -335,11 +335,6 @@ class Home:
         return self.root / "pools"
 
     @property
-    def bundles(self) -> Path:
-        """Return the directory of the files that clients on other machines sent along with specs."""
-        return self.root / "bundles"
-
-    @property
     def models(self) -> Path:
         """Return the directory of the models that `lorad models get` brought, see `lorad/box/models.py`."""
         return self.root / "models"
