@@ -250,8 +250,6 @@ class Home:
     """The daemon's own facts: runs created and removed, moves."""
     runs = _Below("runs")
     pools = _Below("pools")
-    bundles = _Below("bundles")
-    """The files that clients on other machines sent along with specs."""
     models = _Below("models")
     """The models that `lorad models get` brought, see `lorad/box/models.py`."""
     gateway = _Below("gateway")

@@ -170,7 +170,7 @@ class Transport:
             "",
             "",
         ]
-        with self._connected() as connection:
+        with self.connected() as connection:
             connection.settimeout(self.timeout)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
                 connection.sendall("\r\n".join(lines).encode("ascii") + data)
@@ -181,7 +181,7 @@ class Transport:
             file.close()
             raise
 
-    def _connected(self) -> socket.socket:
+    def connected(self) -> socket.socket:
         """Return a connection to the daemon. Raises what is in _CUT_OFF."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

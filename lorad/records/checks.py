@@ -63,9 +63,9 @@ class Check(Struct, frozen=True):
 class Bundle(Struct, frozen=True):
     """Files that a client on another machine has sent along with a spec.
 
-    sha256: of the bundle, by which it is named.
-    received: how many bytes have come.
-    directory: where the files are; "" until all have come.
+    sha256: The name of the bundle, which is its own sha256.
+    received: How many bytes have come.
+    directory: Where the files are; "" until all have come.
     """
 
     sha256: str

@@ -92,7 +92,7 @@ def test_sent_files_are_of_the_login(shared: tuple[Box, pwd.struct_passwd]) -> N
     (work / "rows.jsonl").write_text('{"prompt": "S:21=", "answer": "12"}\n' * 4)
     (work / "sent.yaml").write_text(SPEC.replace("train: sort", "train: rows.jsonl"))
     box.lorad("--host", "h2", "--send", "check", "sent.yaml")
-    bundles = box.far.home.bundles
+    bundles = box.far.home.root / "bundles"
     (place,) = bundles.glob("*/*")
     assert place.parent.name == str(user.pw_uid) and (place / "rows.jsonl").exists()
     assert {path.stat().st_uid for path in bundles.rglob("*")} == {user.pw_uid}

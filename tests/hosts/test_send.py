@@ -38,13 +38,13 @@ def test_a_run_begins_among_its_files(box: Box) -> None:
     _write(work)
     assert "`lorad --host h2 --send …`" in box.there("check", "sent.yaml", expect=2).stderr
     box.lorad("--host", "h2", "--send", "run", "sent.yaml", "--name", "sent", "--wait")
-    (place,) = box.far.home.bundles.glob("*/*")
+    (place,) = (box.far.home.root / "bundles").glob("*/*")
     assert place.parent.name == str(os.getuid()) and place.stat().st_mode & 0o777 == 0o700
     files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert files == {"rows/train.jsonl", "reward.py"}
     before = place.stat().st_ino
     box.lorad("--host", "h2", "--send", "check", "sent.yaml")  # nothing is sent twice
-    assert [path.stat().st_ino for path in box.far.home.bundles.glob("*/*")] == [before]
+    assert [path.stat().st_ino for path in (box.far.home.root / "bundles").glob("*/*")] == [before]
     os.utime(place, (0, 0))
     assert json.loads(box.there("gc", "--json").stdout)["deleted"] == []
     box.there("rm", "sent", "--yes")
@@ -58,7 +58,7 @@ def test_large_files_come_in_parts(box: Box) -> None:
     work = box.here / "work"
     _write(work, rows=2 * BUNDLE_PART // 30)
     box.lorad("--host", "h2", "--send", "check", "sent.yaml", "data.train=rows/train.jsonl")
-    (place,) = box.far.home.bundles.glob("*/*")
+    (place,) = (box.far.home.root / "bundles").glob("*/*")
     sent = place / "rows/train.jsonl"
     assert sent.read_bytes() == (work / "rows/train.jsonl").read_bytes()
 

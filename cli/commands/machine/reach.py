@@ -40,12 +40,7 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
     Raises SpecError for what cannot be done from here, and HostUnreachable. Raises typer.Exit when the
     command was run there.
     """
-    if host is not None:
-        os.environ[HOST] = host
-    if cwd is not None:
-        os.environ[CWD] = cwd
-    if send:
-        os.environ[SEND] = _sent_by(words, cwd)
+    _choose(words, host, cwd, send=send)
     if not words or REACH.get(words[0]) == _ANYWHERE:
         return
     if os.environ.get(HOST) == ALL:
@@ -71,10 +66,15 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
         raise SpecError("--rewards scores completions on this machine, not there", hint=hint)
 
 
-def _sent_by(words: Sequence[str], cwd: str | None) -> str:
-    """Return the command whose spec names files to send. Raises SpecError for one that has no spec."""
-    command = words[0] if words else ""
-    if command not in _SENDING or cwd is not None:
+def _choose(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool) -> None:
+    """Write what stands before a command into the environment. Raises SpecError where it does not fit."""
+    if host is not None:
+        os.environ[HOST] = host
+    if cwd is not None:
+        os.environ[CWD] = cwd
+    has_spec = bool(words) and words[0] in _SENDING
+    if send and (not has_spec or cwd is not None):
         hint = "Relative paths of the spec then begin among the files that are sent."
         raise SpecError(f"--send is for {', '.join(_SENDING)}, without --cwd", hint=hint)
-    return command
+    if send:
+        os.environ[SEND] = "1"

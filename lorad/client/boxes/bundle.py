@@ -1,4 +1,4 @@
-"""`--send`: what a spec names beside it, sent to another box along with it."""
+"""Send the files that a spec names to another box along with it, as `--send` asks."""
 
 import hashlib
 import os
@@ -73,10 +73,10 @@ def _packed(named: dict[str, Path]) -> bytes:
     for name, path in named.items():
         if ".." in PurePath(name).parts:
             raise SpecError(f"{name} is not below the directory of the spec", hint=_COPY)
-        for found in (path, *(path.rglob("*") if path.is_dir() else ())):
-            below = found.relative_to(path)
-            if found.is_file() and _MADE_AGAIN not in below.parts:
-                files[os.path.normpath(name / below)] = found
+        for file_path in (path, *(path.rglob("*") if path.is_dir() else ())):
+            below = file_path.relative_to(path)
+            if file_path.is_file() and _MADE_AGAIN not in below.parts:
+                files[os.path.normpath(name / below)] = file_path
             if len(files) > BUNDLE_FILES:
                 raise SpecError(f"{name} and what is below it are more than {BUNDLE_FILES} files", hint=_COPY)
     contents = {}

@@ -1,4 +1,4 @@
-"""`lorad daemon dial`: bytes between stdin, stdout and the daemon's socket, where ssh forwards no sockets.
+"""Carry bytes between stdin, stdout and the daemon's socket, for `lorad --host` where ssh forwards none.
 
 It runs for each request of a client elsewhere, and so imports hardly more than the standard library.
 """

@@ -376,11 +376,11 @@ class _BoxTransport(Transport):
                 self.box.mend()
             raise
 
-    def _connected(self) -> socket.socket:
+    def connected(self) -> socket.socket:
         facts = self.box.kept()
         if facts is not None and facts.is_dialled and self._may_open:
             return self.box.dial()
-        return super()._connected()
+        return super().connected()
 
     def _connect(self, connection: socket.socket) -> None:
         try:

@@ -26,6 +26,7 @@ from lorad.records.checks import Bundle
 from lorad.records.requests import BundleRequest
 from lorad.store import runs
 
+_BUNDLES = "bundles"
 _PART = ".part-"
 _NEW = ".new-"
 _UNUSED_SECONDS = 3600.0  # a bundle is there before its run
@@ -33,7 +34,7 @@ _UNUSED_SECONDS = 3600.0  # a bundle is there before its run
 
 def bundles_of(ctx: Context, uid: int) -> Path:
     """Make the directory of a user's bundles, and return it. Raises StorageError."""
-    directory = ctx.home.bundles / str(uid)
+    directory = ctx.home.root / _BUNDLES / str(uid)
     user = ctx.user(uid)
     try:
         directory.parent.mkdir(exist_ok=True, mode=0o700)
@@ -128,10 +129,14 @@ def _unpack(file: BufferedReader, sha256: str, place: Path) -> None:
 
 
 def unused_bundles(ctx: Context, uid: int | None = None) -> Iterator[Doomed]:
-    """Find bundles in which no run begins, and what is left of unfinished ones: of one user, or of all."""
-    places = [ctx.home.bundles / str(uid)] if uid is not None else listed(ctx.home.bundles)
-    found = [path for place in places for path in listed(place)]
-    if not found:
+    """Find the bundles in which no run begins, and parts of unfinished ones.
+
+    uid: the user whose they are; None finds everybody's.
+    """
+    root = ctx.home.root / _BUNDLES
+    places = [root / str(uid)] if uid is not None else listed(root)
+    paths = [path for place in places for path in listed(place)]
+    if not paths:
         return
     used: set[str] = set()
     for name in runs.names(ctx.store):
@@ -140,7 +145,7 @@ def unused_bundles(ctx: Context, uid: int | None = None) -> Iterator[Doomed]:
                 used.add(request_of(run).cwd)
             except LoradError:  # where this one begins is not known: everything stays
                 return
-    for path in found:
+    for path in paths:
         with contextlib.suppress(OSError):
             if str(path) not in used and time.time() - path.lstat().st_mtime > _UNUSED_SECONDS:
                 yield Doomed("", path, "bundle", "no run begins in it")
