@@ -237,7 +237,13 @@ class DecodeBatch:
         self.prompts.reserve(*self._shared(groups))
         self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
         slots = self._place(groups, cache, owners, start)
-        tokens, alive = self._first(samples, scores.index_select(0, rows))
+        samplings = [growing.sampling for growing in samples]
+        counts = torch.tensor([len(growing.tokens) for growing in samples])
+        state = (seeds_of(samples), counts, parameters_of(samplings))
+        keys, counts, parameters = (part.to(scores.device) for part in state)
+        scores = scores.index_select(0, rows)
+        tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
+        alive = _push(samples, tokens, logprobs)
         self.memory.rows.put(start, samples, tokens, totals.tolist())
         for growing in samples:
             growing.number = growing.number or self.admitted + 1
@@ -270,17 +276,6 @@ class DecodeBatch:
             self.cache.fill(rows, cache, torch.from_numpy(owners[mine]).to(device), int(skip))
         of_rows: np.ndarray = slots[owners]
         return of_rows
-
-    def _first(self, samples: Sequence[Sample], scores: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
-        """Draw the first token after the prefill of each sample; returns the tokens, and which samples
-        continue.
-        """
-        samplings = [growing.sampling for growing in samples]
-        counts = torch.tensor([len(growing.tokens) for growing in samples])
-        state = (seeds_of(samples), counts, parameters_of(samplings))
-        keys, counts, parameters = (part.to(scores.device) for part in state)
-        tokens, logprobs = sample(scores, keys, counts, parameters, Steps.of(samplings))
-        return tokens, _push(samples, tokens, logprobs)
 
     def _next_groups(self) -> list[SampleGroup]:
         """Take the next groups of one version whose rows fit, and whose prompts fit into one forward.
