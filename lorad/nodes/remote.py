@@ -81,9 +81,9 @@ class Node:
                 hint="Install the same version on all machines.",
             )
         node = cls(granted, credentials, life, setup)
-        async with node._opened(Hello(kind="control", life=life)) as (reader, node._writer):
+        async with node._opened(Hello(kind="control", life=life)) as (node._reader, node._writer):
             node._heard = time.monotonic()
-            node._tasks = [asyncio.create_task(node._listen(reader)), asyncio.create_task(node._renew())]
+            node._tasks = [asyncio.create_task(node._listen()), asyncio.create_task(node._renew())]
             try:
                 yield node
             finally:
@@ -108,7 +108,8 @@ class Node:
         self._credentials = credentials
         self._trusts: frozenset[str] = frozenset()
         self._open: set[asyncio.StreamWriter] = set()
-        self._writer: asyncio.StreamWriter  # of the control connection
+        self._reader: asyncio.StreamReader  # of the control connection
+        self._writer: asyncio.StreamWriter
         self._children: dict[str, RemoteChild] = {}
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[str]] = {}
@@ -309,10 +310,10 @@ class Node:
             self.lose(str(error) or type(error).__name__)
             raise PoolLost(self._last_words(), hint=_HINT) from error
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self) -> None:
         try:
             while True:
-                said: Said = await read(reader, Said)  # type: ignore[arg-type]
+                said: Said = await read(self._reader, Said)  # type: ignore[arg-type]
                 self._heard = time.monotonic()
                 if isinstance(said, Done | Failed):
                     future = self._waiting.get(said.id)
