@@ -60,7 +60,14 @@ def main() -> int:
     for lock in locks:
         os.set_inheritable(lock, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    heard = _listen()
+    heard, wakeup = os.pipe()  # the numbers of all signals in _HEARD can be read there
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    for number in _HEARD:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     child = start(argv, pool)
     try:  # noqa: SIM105 - contextlib would double the start-up
         os.write(pool, b"%d" % child)
@@ -69,19 +76,6 @@ def main() -> int:
     code = os.waitstatus_to_exitcode(_watch(child, pool, heard))
     end_the_rest()
     return code if code >= 0 else 128 - code
-
-
-def _listen() -> int:
-    """Return a file descriptor from which the numbers of all signals in _HEARD can be read."""
-    heard, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    for number in _HEARD:
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return heard
 
 
 def start(argv: list[str], pool: int) -> int:

@@ -110,23 +110,17 @@ def installation(
         whole = f"Is the installation whole?\n{hint}"
         yield InterpreterFinding("torch", False, f"{python} could not be asked: {seen}", whole)
         return
-    yield _torch_and_gpus(seen)
-    for module, fault in seen["kernels"].items():
-        yield InterpreterFinding(module, not fault, fault or "imports", hint)
-
-
-def _torch_and_gpus(seen: dict[str, Any]) -> InterpreterFinding:
     build = f"CUDA {seen['torch_cuda']}" if seen["torch_cuda"] else "a CPU build"
     gpus = ", ".join(seen["gpus"]) or "no GPU"
-    driver = Path("/proc/driver/nvidia/version").exists()
-    blind = driver and not seen["cuda_available"]
-    hint = (
+    blind = Path("/proc/driver/nvidia/version").exists() and not seen["cuda_available"]
+    lacks = (
         "NVIDIA's driver is there: install a torch for CUDA in that environment, of a version that the "
         "driver takes."
     )
-    return InterpreterFinding(
-        "torch", not blind, f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}", hint, seen
-    )
+    detail = f"{seen['torch']} ({build}), Python {seen['python']}, {gpus}"
+    yield InterpreterFinding("torch", not blind, detail, lacks, seen)
+    for module, fault in seen["kernels"].items():
+        yield InterpreterFinding(module, not fault, fault or "imports", hint)
 
 
 def look(

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +23,13 @@ def dump(launcher: int, log: Path) -> None:
     py-spy, where installed, also shows a stopped process; the ranks write theirs themselves too.
     """
     program = spy()
+    ranks: dict[int, int] = {}  # their pids
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(launcher).children():
+            with contextlib.suppress(psutil.Error, KeyError, ValueError):
+                ranks[int(child.environ()["RANK"])] = child.pid
     with open(log, "ab") as file:
-        for rank, pid in _pids(launcher).items():
+        for rank, pid in ranks.items():
             state = "gone"
             with contextlib.suppress(psutil.Error):
                 state = psutil.Process(pid).status()  # as the kernel names it: sleeping, stopped, …
@@ -35,16 +39,6 @@ def dump(launcher: int, log: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, DUMP)
                 time.sleep(_ASKED_SECONDS)
-
-
-def _pids(launcher: int) -> Mapping[int, int]:
-    """Map rank to pid."""
-    ranks = {}
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(launcher).children():
-            with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                ranks[int(child.environ()["RANK"])] = child.pid
-    return ranks
 
 
 def spy() -> str | None:

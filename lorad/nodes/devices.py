@@ -19,7 +19,21 @@ def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
     They are named by UUIDs, or by indices as `nvidia-smi` has them. Raises SpecError for one that is not
     there, Conflict for one that another process holds.
     """
-    uuids = tuple(_uuid(device) for device in devices)
+    uuids = []
+    for device in devices:
+        if device.isdigit():
+            import pynvml
+
+            try:
+                pynvml.nvmlInit()
+                uuid = str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device))))
+            except pynvml.NVMLError as error:
+                raise SpecError(f"GPU {device} was granted, but is not there: {error}") from error
+        elif _UUID.fullmatch(device):
+            uuid = device
+        else:
+            raise SpecError(f"{device!r} is no GPU: neither an index nor a UUID")
+        uuids.append(uuid)
     for uuid in uuids:
         try:
             gpu_locks.take_lock(gpu_locks.DIRECTORY, uuid)
@@ -28,7 +42,7 @@ def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
                 f"GPU {uuid} is held by another process there",
                 hint="It is used by lorad on that machine, or by another pool: give it to one of them.",
             ) from None
-    return uuids
+    return tuple(uuids)
 
 
 def memory_of(uuids: Sequence[str]) -> tuple[int, ...]:
@@ -43,20 +57,6 @@ def memory_of(uuids: Sequence[str]) -> tuple[int, ...]:
         return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
     except pynvml.NVMLError:
         return ()
-
-
-def _uuid(device: str) -> str:
-    if not device.isdigit():
-        if not _UUID.fullmatch(device):
-            raise SpecError(f"{device!r} is no GPU: neither an index nor a UUID")
-        return device
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device))))
-    except pynvml.NVMLError as error:
-        raise SpecError(f"GPU {device} was granted, but is not there: {error}") from error
 
 
 def interface_of(address: str) -> str:

@@ -269,8 +269,17 @@ class Node:
     @asynccontextmanager
     async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
         """Connect, and say hello; wait for the answer unless `is_done` is false."""
-        with self._as_lost():
-            reader, writer = await self._connection()
+        opening = asyncio.open_connection(self.address, self.granted.port, ssl=self._context, limit=LINE)
+        connecting = asyncio.create_task(opening)
+        awaited: set[asyncio.Future[Any]] = {connecting, self.lost}  # it may be given up meanwhile
+        try:
+            with self._as_lost():
+                await asyncio.wait(awaited, timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not connecting.done():
+                    raise TimeoutError(self.lost.result() if self.lost.done() else "no connection came to be")
+                reader, writer = connecting.result()
+        finally:
+            connecting.cancel()
         self._open.add(writer)
         try:
             with self._as_lost():
@@ -284,19 +293,6 @@ class Node:
         finally:
             self._open.discard(writer)
             writer.transport.abort()
-
-    async def _connection(self) -> Pair:
-        """Connect, unless the node is given up meanwhile."""
-        opening = asyncio.open_connection(self.address, self.granted.port, ssl=self._context, limit=LINE)
-        connecting = asyncio.create_task(opening)
-        awaited: set[asyncio.Future[Any]] = {connecting, self.lost}
-        try:
-            await asyncio.wait(awaited, timeout=_CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not connecting.done():
-                raise TimeoutError(self.lost.result() if self.lost.done() else "no connection came to be")
-            return connecting.result()
-        finally:
-            connecting.cancel()
 
     @contextlib.contextmanager
     def _as_lost(self) -> Iterator[None]:

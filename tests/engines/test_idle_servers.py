@@ -44,6 +44,10 @@ class Plain:
 
     is_alive = is_ready
 
+    async def loaded(self, http: Http) -> dict[str, str]:
+        await http.status("/v1/models")
+        return {}
+
     async def abilities(self, http: Http) -> Abilities:
         return Abilities("1", 64, lora=True, sleep=True)
 
@@ -84,3 +88,14 @@ async def test_only_a_silent_idle_server_is_gone(server: Server) -> None:
     async with asyncio.timeout(30):
         assert "does not answer" in await gone
     os.kill(server.process.pid, signal.SIGKILL)
+
+
+async def test_a_dead_idle_server_of_users_is_gone(server: Server) -> None:
+    address = server.http.address
+    attached = Server(1, server.dialect, server.settings, address, None, lambda: None)
+    attached.become("up")
+    gone = asyncio.create_task(attached.gone())
+    await server.end()
+    async with asyncio.timeout(10):
+        assert await gone == "it does not answer any more"
+    await attached.close()

@@ -239,11 +239,13 @@ class DecodeBatch:
         self.prompts.reserve(*self._shared(groups))
         self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
         slots = self._place(groups, cache, owners, start)
+        samplings = [growing.sampling for growing in samples]
         counts = np.array([len(growing.tokens) for growing in samples])
-        parameters = parameters_of([growing.sampling for growing in samples])
-        arrays = [owners, totals, counts, seeds_of(samples), parameters.numpy()]
+        arrays = [owners, totals, counts, seeds_of(samples), parameters_of(samplings).numpy()]
         rows, lengths, drawn, keys, parameters = upload(arrays, self.models.base.device)
-        tokens, alive = self._first(samples, scores.index_select(0, rows), keys, drawn, parameters)
+        scores = scores.index_select(0, rows)
+        tokens, logprobs = sample(scores, keys, drawn, parameters, Steps.of(samplings))
+        alive = _push(samples, download(joined(tokens, logprobs)))
         self.memory.rows.put(start, (tokens, lengths, keys, drawn + 1, parameters))
         for growing in samples:
             growing.number = growing.number or self.admitted + 1
@@ -277,21 +279,6 @@ class DecodeBatch:
             self.cache.fill(rows, cache, sources, int(skip))
         of_rows: np.ndarray = slots[owners]
         return of_rows
-
-    def _first(
-        self,
-        samples: Sequence[Sample],
-        scores: torch.Tensor,
-        keys: torch.Tensor,
-        counts: torch.Tensor,
-        parameters: torch.Tensor,
-    ) -> tuple[torch.Tensor, list[bool]]:
-        """Draw the first token after the prefill of each sample; returns the tokens, and which samples
-        continue.
-        """
-        steps = Steps.of([growing.sampling for growing in samples])
-        tokens, logprobs = sample(scores, keys, counts, parameters, steps)
-        return tokens, _push(samples, download(joined(tokens, logprobs)))
 
     def _next_groups(self) -> list[SampleGroup]:
         """Take the next groups of one version whose rows fit, and whose prompts fit into one forward.

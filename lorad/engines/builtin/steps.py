@@ -297,20 +297,16 @@ class GraphedSteps:
         padded = shape._replace(rows=self.padded(shape.rows), span=span)
         key = padded, self.bank
         if key not in self.graphs:
-            self.graphs[key] = self._captured(memory, padded)
+            base = self.models.base
+            before = memory.rows.copy()
+            bank = None if self.bank is None else self.banks[self.bank]
+            self.graphs[key] = self.capture(lambda: _step(base, bank, memory, padded))
+            # capturing runs the step to warm up; what it wrote into the cache is written again
+            memory.rows.restore(before)
             if len(self.graphs) > _GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
         return self.graphs[key]()[: shape.rows]
-
-    def _captured(self, memory: Memory, shape: StepShape) -> Callable[[], Result]:
-        base = self.models.base
-        before = memory.rows.copy()
-        bank = None if self.bank is None else self.banks[self.bank]
-        replay = self.capture(lambda: _step(base, bank, memory, shape))
-        # capturing runs the step to warm up; what it wrote into the cache is written again
-        memory.rows.restore(before)
-        return replay
 
 
 class _CudaGraphs:

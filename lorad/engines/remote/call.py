@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -208,7 +209,7 @@ class Call:
         try:
             async with aclosing(cast("AsyncGenerator[SamplePiece, None]", pieces)):
                 async for piece in pieces:
-                    server.listening()
+                    server.heard = time.monotonic()
                     finite = [value for value in piece.logprobs if math.isfinite(value)]
                     if not len(piece.tokens) == len(piece.logprobs) == len(finite):
                         raise NotFinite(f"{server} answered without a finite log-probability for every token")

@@ -156,21 +156,22 @@ class RemoteEngine(base.Engine):
         self._check: Callable[[base.Scorer], Awaitable[None]] | None = None
 
     def capabilities(self) -> base.EngineCapabilities:
+        abilities = self._fleet.abilities
         return base.EngineCapabilities(
             dtype=self._settings.dtype,
             max_rank=self._settings.max_rank,
             max_versions=self._settings.max_versions,
-            max_tokens=self._fleet.max_tokens,
+            max_tokens=abilities.max_tokens,
             memory_source=True,
-            sleep=self._fleet.can_sleep,
+            sleep=abilities.sleep,
             bit_stable=False,
             ranks=True,
-            formats=self._fleet.can_format,
+            formats=abilities.formats,
             routes=self._settings.routes,
         )
 
     def software(self) -> dict[str, str]:
-        return {self.dialect.kind.name: self._fleet.software}
+        return {self.dialect.kind.name: self._fleet.abilities.version}
 
     def replace_node(self, lost: Host, host: Host) -> None:
         """Start the servers of a node that was lost on another one; each serves once it has all versions and
@@ -203,14 +204,14 @@ class RemoteEngine(base.Engine):
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
     ) -> AsyncIterator[Chunk]:
-        base.check_request(prompts, sampling, self._vocab_size, self._fleet.max_tokens)
+        base.check_request(prompts, sampling, self._vocab_size, self._fleet.abilities.max_tokens)
         if wrong := self._fleet.dialect.check(sampling, self._settings):
             raise SpecError(f"{self.dialect.kind.name} cannot sample like this: {wrong}", hint="Change that.")
-        if sampling.schema and not self._fleet.can_format:
+        if sampling.schema and not self._fleet.abilities.formats:
             raise SpecError(
                 f"this {self.dialect.kind.name} follows no JSON schema", hint="Give it a grammar backend."
             )
-        await self._fleet.opened()
+        await self._fleet.takes_calls.wait()
         with self._versions.use(version) as loaded:
             suspect = partial(self._may_be_a_neighbours, loaded.digest)
             of = request, version, loaded.server_name, prompts, sampling, suspect, self._settings.routes
@@ -234,8 +235,8 @@ class RemoteEngine(base.Engine):
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
     ) -> Ranked:
-        base.check_texts(texts, starts, self._vocab_size, self._fleet.max_tokens)
-        await self._fleet.opened()
+        base.check_texts(texts, starts, self._vocab_size, self._fleet.abilities.max_tokens)
+        await self._fleet.takes_calls.wait()
         with self._versions.use(version) as loaded:
             for _ in range(TRIES):
                 server = (await self._some())[0]
@@ -252,7 +253,7 @@ class RemoteEngine(base.Engine):
         """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are
         left.
         """
-        await self._fleet.opened()
+        await self._fleet.takes_calls.wait()
         with self._versions.use(version) as loaded:
             for _ in range(TRIES):
                 serving = await self._some()
@@ -285,12 +286,12 @@ class RemoteEngine(base.Engine):
         await self._versions.drained()
 
     async def sleep(self) -> None:
-        if not self._fleet.can_sleep:
+        if not self._fleet.abilities.sleep:
             raise Conflict(
-                f"{self.dialect.kind.name} {self._fleet.software} has no routes for sleep and wake",
+                f"{self.dialect.kind.name} {self._fleet.abilities.version} has no routes for sleep and wake",
                 hint="use mode resident",
             )
-        self._fleet.hold()
+        self._fleet.takes_calls.clear()
         try:
             await self.drain()
             async with self._joining, self._holdings.changing:
@@ -305,7 +306,7 @@ class RemoteEngine(base.Engine):
                 await self._fleet.wake(self._verify)
             await self._fleet.some()
         finally:
-            self._fleet.release()
+            self._fleet.takes_calls.set()
         await self._holdings.clear_up()
 
     async def health(self) -> base.EngineHealth:
@@ -329,7 +330,7 @@ class RemoteEngine(base.Engine):
 
     async def close(self) -> None:
         self.stop_waiting()
-        self._fleet.release()
+        self._fleet.takes_calls.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await asyncio.gather(*(call.abort() for call in list(self._calls.values())))

@@ -20,7 +20,7 @@ import numpy as np
 
 from lorad.children.host import Host, Process, check_weights
 from lorad.children.process import sweep
-from lorad.engines.remote.dialect import Dialect, ServerSettings
+from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.server import Server
 from lorad.engines.remote.settings import addresses
@@ -73,7 +73,7 @@ class Fleet:
         self._starts = Starts(dialect, settings, setup, places, () if setup.urls else hosts)
         self._tunnels: dict[int, AsyncExitStack] = {}
         self._news = asyncio.Event()
-        self._open = asyncio.Event()  # to new calls
+        self.takes_calls = asyncio.Event()  # new ones wait for it
         self._awake = asyncio.Event()  # servers may be started
         self._keepers: set[asyncio.Task[None]] = set()
         if setup.urls:
@@ -103,7 +103,7 @@ class Fleet:
         self._starts.private.mkdir(mode=0o700)
         for server in self.servers:
             await self._lead_to(server)
-        self._open.set()
+        self.takes_calls.set()
         self._awake.set()
         await asyncio.gather(*(self._bring_up(server, first=True) for server in self.servers))
         for server in self.servers:
@@ -145,25 +145,19 @@ class Fleet:
         return [server for server in self.servers if server.state == "up"]
 
     @property
-    def max_tokens(self) -> int:
-        lengths = [server.abilities.max_tokens for server in self.servers if server.abilities]
-        return min([self.settings.context_length, *lengths])
-
-    @property
-    def can_format(self) -> bool:
-        return all(server.abilities is not None and server.abilities.formats for server in self.servers)
-
-    @property
-    def can_sleep(self) -> bool:
-        return all(server.abilities is not None and server.abilities.sleep for server in self.servers)
-
-    @property
-    def software(self) -> str:
-        return ", ".join(sorted({server.abilities.version for server in self.servers if server.abilities}))
-
-    async def opened(self) -> None:
-        """Wait while calls are held back for a sleep."""
-        await self._open.wait()
+    def abilities(self) -> Abilities:
+        """What all servers can do; a server that has never been ready can do nothing."""
+        each = [
+            server.abilities or Abilities("", self.settings.context_length, False, False)
+            for server in self.servers
+        ]
+        return Abilities(
+            version=", ".join(sorted({its.version for its in each if its.version})),
+            max_tokens=min([self.settings.context_length, *(its.max_tokens for its in each)]),
+            lora=all(its.lora for its in each),
+            sleep=all(its.sleep for its in each),
+            formats=all(its.formats for its in each),
+        )
 
     async def some(self) -> list[Server]:
         """Return the serving servers; wait while there are none.
@@ -252,10 +246,6 @@ class Fleet:
             raise wrong[0]
         return [(server, said) for server, said in of_each if not isinstance(said, BaseException)]
 
-    def hold(self) -> None:
-        """New calls wait from now on."""
-        self._open.clear()
-
     async def sleep(self) -> None:
         """Put the servers to sleep; the caller makes sure that no request is in flight."""
         self.asleep = True
@@ -274,10 +264,6 @@ class Fleet:
         self._awake.set()
         asleep = [server for server in self.servers if server.state == "asleep"]
         await asyncio.gather(*(self._wake(server, verify) for server in asleep))
-
-    def release(self) -> None:
-        """Let new calls in again."""
-        self._open.set()
 
     async def _wake(self, server: Server, verify: Callable[[Server], Awaitable[None]]) -> None:
         try:

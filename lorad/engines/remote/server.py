@@ -216,10 +216,6 @@ class Server:
         while self.state == "up" and time.monotonic() < end:  # noqa: ASYNC110 (of its process, or of `gone`)
             await asyncio.sleep(0.02)
 
-    def listening(self) -> None:
-        """Note that the server was heard from just now."""
-        self.heard = time.monotonic()
-
     async def quiet(self) -> None:
         """Wait until the server empties its prefix cache, which it does when idle: some servers die of a
         sleep before that.

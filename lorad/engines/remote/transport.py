@@ -5,6 +5,7 @@ They lie in memory (/dev/shm) where there is room: an adapter is written and rea
 nothing here has to survive, since the version's own files do.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -28,8 +29,12 @@ class ServerTransport:
     def __init__(self, work: Path, base: str, called: Mapping[str, str] | None = None) -> None:
         self._base = base
         self._called = called or {}
-        self.root = _root(work)
         self._disk = work / "adapters"
+        self.root = self._disk  # where there is no room in memory; the same in each life of a pool
+        with contextlib.suppress(OSError):
+            space = os.statvfs(MEMORY)
+            if space.f_bavail * space.f_frsize >= LEAST_FREE and os.access(MEMORY, os.W_OK):
+                self.root = memory_directory(work)
         for earlier in (self.root, self._disk):
             shutil.rmtree(earlier, ignore_errors=True)
         self.root.mkdir(mode=0o700, parents=True)
@@ -77,15 +82,3 @@ def _not_written(path: Path, error: OSError) -> StorageError:
         f"{path} could not be written: {error.strerror or error}",
         hint="Versions travel to the engine through this directory: free some space there, then resume.",
     )
-
-
-def _root(work: Path) -> Path:
-    """Return a directory for adapters that is the same for each life of one pool."""
-    try:
-        space = os.statvfs(MEMORY)
-        roomy = space.f_bavail * space.f_frsize >= LEAST_FREE and os.access(MEMORY, os.W_OK)
-    except OSError:
-        roomy = False
-    if not roomy:
-        return work / "adapters"
-    return memory_directory(work)

@@ -104,10 +104,12 @@ class BuiltinTrainer(Trainer):
     async def forward_backward(
         self, slot: str, batch: Batch, targets: PolicyTargets, loss: PolicyLoss, normaliser: float
     ) -> Gradients:
-        work = ForwardBackward(batch, targets, loss, normaliser, slot)
-        return (await self.forward_backward_many([work]))[0]
+        return (await self._forward_backward([ForwardBackward(batch, targets, loss, normaliser, slot)]))[0]
 
     async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
+        return await self._forward_backward(work)
+
+    async def _forward_backward(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
         check_work(work, self._slots, self.capabilities())
         slots = [self._slots.policy(item.slot) for item in work]
         if not self._may_halve:
