@@ -80,19 +80,7 @@ def evaluate(request: Wanted) -> Evaluated:
                     hint=f"{renamed(missing)}Give another --reward, or --answer-key.",
                 )
             completions = [*_completed(client, name, examples, sampling)]
-            to_score = [
-                [
-                    e.for_reward(
-                        sample.text,
-                        sample.finish or "length",
-                        sample.tokens,
-                        tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
-                    )
-                    for sample in group
-                ]
-                for e, group in zip(examples, completions, strict=True)
-            ]
-            scores = rewarder.begin(to_score).scores()
+            scores = _scores(rewarder, examples, completions, tokenizer)
     by_problem = [scores[start : start + eval_set.n] for start in range(0, len(scores), eval_set.n)]
     if request.out:
         _write(Path(request.cwd, request.out), examples, completions, by_problem)
@@ -163,6 +151,28 @@ def _completed(
         print(f"{first + len(batch)} of {len(examples)} problems", file=sys.stderr, flush=True)
         for start in range(0, len(answer.completions), sampling.n):
             yield answer.completions[start : start + sampling.n]
+
+
+def _scores(
+    rewarder: Rewarder,
+    examples: Sequence[Example],
+    completions: Sequence[Sequence[Completion]],
+    tokenizer: Tokenizer,
+) -> list[Score]:
+    """Score the completions of each example, in order."""
+    to_score = [
+        [
+            example.for_reward(
+                sample.text,
+                sample.finish or "length",
+                sample.tokens,
+                tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
+            )
+            for sample in group
+        ]
+        for example, group in zip(examples, completions, strict=True)
+    ]
+    return rewarder.begin(to_score).scores()
 
 
 def _write(

@@ -19,7 +19,7 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import msgspec
-    from msgspec.structs import replace
+    from msgspec.structs import asdict, replace
 
     from lorad.adapters.adapter import AdapterConfig
     from lorad.adapters.peft import outline, read_peft
@@ -55,7 +55,6 @@ with quick_imports():
     from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import (
         Numbers,
-        adapters_alone,
         memory_of_gpus,
         pool_memory,
         step_of,
@@ -206,11 +205,7 @@ def _checked(
     begin(f"importing {spec.env.name}" if spec.env.package else "reading the data")
     data = load_train(spec, tokenizer, cwd)
     spec = settled_mode(spec, box)
-    parts = (
-        adapters_alone(spec, model, adapter, numbers, device)
-        if warm
-        else pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, taught)
-    )
+    parts = pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, taught, warm=warm)
     free = available or (available_memory() if device == "cpu" and is_here else None)
     sides = [] if warm or not is_here else memory_of_gpus(spec, model, adapter, numbers, data)
     check_memory(parts, sides, free, device, spec.pool.memory_fraction)
@@ -223,17 +218,11 @@ def _checked(
         said = {"device": device, "elsewhere": not is_here, "stop_token_ids": tokenizer.eos_ids}
         warnings += server_check()(spec, box, base, directory, cwd, **said)
     facts = SpecFacts(
+        **asdict(base),
         model_path=str(directory),
         model_dtype=model.dtype,
-        model_type=model.model_type,
         hidden_size=model.hidden_size,
         parameters=model.parameters,
-        max_positions=base.max_positions,
-        teacher_path=base.teacher_path,
-        linears=base.linears,
-        of_experts=base.of_experts,
-        modules=base.modules,
-        routes=base.routes,
         adapter_parameters=numbers.adapter,
         lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=adapter.rank_of_experts))
         if adapter.experts

@@ -118,13 +118,18 @@ def pool_memory(
     step: Step,
     device: str,
     teacher: ModelFacts | None = None,
+    *,
+    warm: bool = False,
 ) -> dict[str, int]:
-    """Return bytes by part, summed over all processes of the pool.
+    """Return bytes by part, summed over all processes of the pool; with `warm`, what one more run takes of a
+    pool that is there already.
 
     On GPUs trainers of ranks move their base away while a server is awake, which sleeps while they train:
     there the side that is larger counts.
     """
     dtype = _dtype_of(spec, model, device)
+    if warm:
+        return _of_adapters(spec, model, adapter, numbers, dtype, warm=True)
     trained = _training(spec, model, step, device, dtype)
     sampled = _sampling(spec, model, step, device, dtype)
     sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
@@ -166,13 +171,6 @@ def memory_of_gpus(
         ]
     both = {name: trained.get(name, 0) + sampled.get(name, 0) for name in {**trained, **sampled}}
     return [MemorySide("the pool", both, spec.gpus)]
-
-
-def adapters_alone(
-    spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, device: str
-) -> dict[str, int]:
-    """Return what one more run takes of a pool that is there already."""
-    return _of_adapters(spec, model, adapter, numbers, _dtype_of(spec, model, device), warm=True)
 
 
 def _total(parts: Mapping[str, int]) -> int:
