@@ -13,6 +13,7 @@
 #: make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (installs it: 1.5 GB)
 #: make tinker-backends   the same client on FSDP, Megatron, SGLang and vLLM; the table of docs/tinker.md
 #: make tinker-cookbook   recipes of tinker-cookbook, unmodified and offline, learn through the door (installs it: 1.6 GB)
+#: make tinker-art        OpenPipe ART's backend for Tinker, unmodified and offline, learns through the door (installs it)
 #: make test-fresh        README's two commands in empty roots of Debian, with Python 3.11, 3.13, 3.14 and no compiler (root)
 #: make test-newest       make test with the newest versions of everything, without constraints: once a week
 #:
@@ -88,7 +89,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help help-all setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help help-all setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook tinker-art cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -175,6 +176,10 @@ tinker-backends: $(VENV)/.ready-dev
 tinker-cookbook: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-tinker cookbook); \
 	env OMP_NUM_THREADS=1 "$$python" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real/test_cookbook.py $(ARGS)
+
+tinker-art: $(VENV)/.ready-dev
+	@python=$$(.ci/setup-tinker art); \
+	env OMP_NUM_THREADS=1 "$$python" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real/test_art.py $(ARGS)
 
 test-cluster: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)

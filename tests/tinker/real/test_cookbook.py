@@ -77,6 +77,10 @@ def test_math_rl_learns(folder: Path, name: str) -> None:
         assert max(logged(steps, "async/staleness_max")) == 1
 
 
+def test_verifiers_rl_learns(folder: Path) -> None:
+    assert rise(logged(steps_of(folder, "verifiers"), "env/all/reward/total")) > 0.2
+
+
 def test_dpo_learns(folder: Path) -> None:
     steps = steps_of(folder, "dpo")
     assert steps[0]["dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # the model is the reference
