@@ -1,11 +1,13 @@
 """The application: one client and one feed, of the box that is shown; a stack of screens for each box."""
 
+import asyncio
 import gc
 import importlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from rich.text import Text
 from textual import work
@@ -19,15 +21,16 @@ from lorad.box.config import Config
 from lorad.box.paths import Home
 from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
-from lorad.errors import LoradError, SpecError
+from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
-from lorad.tui.watch import LOCAL, BoxWatch, client_of, in_time, settings_of
+from lorad.tui.watch import LOCAL, BoxWatch, client_of, settings_of
 
+T = TypeVar("T")
 # what `open` opens, by its name: the module and its class
 SCREENS = {
     "pool": ("pool.screen", "PoolScreen"),
@@ -108,6 +111,8 @@ class LoradApp(App[None]):
             raise SpecError(f"tui.theme: there is no theme {chosen}", hint=f"There are: {', '.join(NAMES)}.")
         self.theme = theme
         self.set_keymap(self.config.tui.keymap)
+        for key, command in self.config.tui.commands.items():
+            self.bind(key.lower(), f"user_command('{key}')", description=command.run, show=False)
         self.animation_level = "none"  # each frame would be sent to users who are far away
 
     def on_mount(self) -> None:
@@ -156,7 +161,7 @@ class LoradApp(App[None]):
         base.say(Text(f"asking {one_line(name)} …"))
         try:
             reached = self._reached.get(name)
-            reached = await in_time(partial(_reach, name, reached), _PATIENCE)
+            reached = await _in_time(partial(_reach, name, reached), _PATIENCE)
         except LoradError as error:
             base.say_error(error)
             return
@@ -215,6 +220,10 @@ class LoradApp(App[None]):
             line = CommandLine(self.screen, self.lines, Source(self.screen.client, NAMES))
             self.push_screen(line, lambda plan: plan.go(self) if plan else None)
 
+    def action_user_command(self, key: str) -> None:
+        if isinstance(self.screen, Base):
+            self.screen.run_own(self.config.tui.commands[key])
+
     def action_freeze(self) -> None:
         self.frozen = not self.frozen
         self.feed.freeze(self.frozen)
@@ -244,6 +253,10 @@ class LoradApp(App[None]):
                 ("New run", "A form with its YAML beside it", "form"),
             ):
                 yield SystemCommand(title, help, partial(self.open, name))
+            for key, command in self.config.tui.commands.items():
+                yield SystemCommand(
+                    f"{key}: {command.run}", "A command of yours", partial(screen.run_own, command)
+                )
             yield SystemCommand(
                 "Copy the command", "The shell's way to what was done last", screen.action_copy
             )
@@ -256,6 +269,28 @@ def _reach(name: str, before: _Reached | None) -> _Reached:
     client = before.client if before else client_of(name)
     client.status()
     return before or _Reached(f"box {name}", client, settings_of(client.where))
+
+
+async def _in_time(ask: Callable[[], T], seconds: float) -> T:
+    """Ask in a thread, for which nobody waits longer, also not who leaves. Raises what `ask` does.
+
+    Raises HostUnreachable where it takes longer.
+    """
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(answer), seconds)
+    except TimeoutError:
+        hint = "`lorad --host NAME list` waits longer."
+        raise HostUnreachable(f"no answer in {seconds:.0f} s", hint=hint) from None
 
 
 def _settle() -> None:

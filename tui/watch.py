@@ -3,20 +3,17 @@
 A box that does not answer keeps its thread and nobody else. It does not use Textual.
 """
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import Config, config_of
 from lorad.box.paths import Home, default_home
-from lorad.client.boxes.hosts import HERE, Place, limits_of, place_of, read_hosts
+from lorad.client.boxes.hosts import HERE, Place, limits_of, read_hosts, there
 from lorad.client.client import Client
 from lorad.client.words import set_aside
 from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError
@@ -29,8 +26,6 @@ LOCAL = "local"  # another name of this machine, for `:box`
 _PERIOD = 4.0  # seconds between two looks at a box
 _PAUSE = 4  # after a slow answer, times what it took
 _UNSEEN = 10.0  # seconds without anybody who looks, after which no box is asked
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,17 @@ class BoxState:
         return sum(run.state == "ended" and run.reason not in good for run in self.runs)
 
 
+def place_of(name: str) -> Place:
+    """Return this machine's home for `here` and `local`, else the box. Raises SpecError without one."""
+    return Home(default_home()) if name in (HERE, LOCAL) else there(name, asks=False)
+
+
 def client_of(name: str) -> Client:
     """Return a client of this machine's daemon (`here`), or of a box's. Raises SpecError for an unknown one.
 
     ssh asks nobody for a password: the terminal belongs to the screens.
     """
-    return Client(place_of(HERE if name == LOCAL else name))
+    return Client(place_of(name))
 
 
 def settings_of(where: Place) -> Config:
@@ -85,28 +85,6 @@ def settings_of(where: Place) -> Config:
 def names() -> list[str]:
     """Return what can be asked: `here` first, then the boxes of hosts.yaml. Raises SpecError."""
     return [HERE, *read_hosts().hosts]
-
-
-async def in_time(ask: Callable[[], T], seconds: float) -> T:
-    """Ask in a thread, for which nobody waits longer, also not who leaves. Raises what `ask` does.
-
-    Raises HostUnreachable where it takes longer.
-    """
-    answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(answer), seconds)
-    except TimeoutError:
-        hint = "`lorad --host NAME list` waits longer."
-        raise HostUnreachable(f"no answer in {seconds:.0f} s", hint=hint) from None
 
 
 def asked(name: str, client: Client) -> BoxState:

@@ -5,6 +5,7 @@ What a key means stands once, under `Attributes:` of its section; docs/configura
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -315,6 +316,29 @@ class _Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpu_hours[max(fitting, key=len)] if fitting else self.gpu_hour
 
 
+class UserCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command of your own on a key of the TUI, run on this machine without a shell.
+
+    Attributes:
+        run: the command and its arguments; `$RUN`, `$VERSION` and `$DIR` are of the chosen run.
+        ask: ask before it is run.
+    """
+
+    run: str
+    ask: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            words = shlex.split(self.run)
+        except ValueError:
+            raise ValueError("run has a quote that is not closed") from None
+        if not words:
+            raise ValueError("run is empty; give a command, such as `rsync -a $DIR backup:`")
+        for name in re.findall(r"\$\{?(\w*)", self.run):
+            if name not in ("RUN", "VERSION", "DIR"):
+                raise ValueError(f"run has ${name}; there are $RUN, $VERSION and $DIR")
+
+
 class Tui(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How `lorad tui` looks and what it allows.
 
@@ -322,11 +346,19 @@ class Tui(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         theme: `dark`, `light`, `contrast`, `ansi`, or a theme of Textual's.
         keymap: other keys by the ids that the help screen (`?`) lists, such as `{run.kill: ctrl+k}`.
         readonly: only look; nothing can be started, stopped or removed.
+        commands: commands of your own by function key, `F2` to `F24`, such as
+            `{F5: {run: "rsync -a $DIR backup:"}}`.
     """
 
     theme: str = "dark"
     keymap: dict[str, str] = {}
     readonly: bool = False
+    commands: dict[str, UserCommand] = {}
+
+    def __post_init__(self) -> None:
+        for key in self.commands:
+            if re.fullmatch(r"[Ff]([2-9]|1[0-9]|2[0-4])", key) is None:
+                raise ValueError(f"commands: {key} is no key for a command; take F2 to F24")
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

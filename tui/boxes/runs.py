@@ -1,7 +1,7 @@
 """Shows the runs of all boxes in one table; what is done to a row is done on its box."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from rich.text import Text
 from textual.widget import Widget
@@ -100,12 +100,6 @@ class AllRunsScreen(TableScreen):
     def far(self) -> str:
         """Name no box: each row does."""
         return ""
-
-    async def _do(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
-        try:
-            await super()._do(action, targets, values)
-        finally:
-            self.lorad.boxes.again()
 
     # -- events ----------------------------------------------------------------------------------------------
     def on_rows_moved(self) -> None:

@@ -12,16 +12,18 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.worker import Worker
 
+from lorad.box.config import UserCommand
 from lorad.box.paths import Home
 from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
-from lorad.errors import Conflict, LoradError, NotAllowed
+from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS, Action
 from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.port import AppPort
 from lorad.tui.screens.dialogs import AskDialog, Confirm
+from lorad.tui.user_command import filled_in
 from lorad.tui.widgets.keybar import KeyBar
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
@@ -141,7 +143,7 @@ class Base(Screen[None]):
 
     def flagged(self, line: str) -> str:
         """Return a command as it is typed here; where several boxes are shown, it names the screen's."""
-        if not self.lorad.box or line.startswith("lorad --host"):
+        if not self.lorad.box or not line.startswith("lorad ") or line.startswith("lorad --host"):
             return line
         where = self.client.where
         name = HERE if isinstance(where, Home) else where.name
@@ -205,6 +207,40 @@ class Base(Screen[None]):
             self._acted_on = self._subject(targets)
             self.say_error(error)
 
+    @work
+    async def run_own(self, command: UserCommand) -> None:
+        """Run a command of the user's own about the chosen run, and show how it ended."""
+        chosen = self.targets("run")
+        try:
+            self.must_act()
+            words = shlex.split(command.run)
+            if "$" in command.run:
+                if len(chosen) != 1:
+                    raise Conflict(f"{words[0]} is about one run, and {len(chosen)} are chosen.", hint="")
+                version = "".join(self.targets("version")[:1])
+                words = await asyncio.to_thread(filled_in, command, *self.routed(chosen[0]), version)
+            line = shlex.join(words)
+            asked = Confirm("Run", {line: "On this machine, as you; lorad does not know what it does."})
+            if command.ask and not await self.app.push_screen_wait(asked):
+                return
+            self.say_command(line, "runs …")
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            )
+            output, _ = await process.communicate()
+            last = output.decode(errors="replace").strip().rpartition("\n")[2]
+            self._acted_on = self._subject(chosen)
+            result = f"exit code {process.returncode}: {last}" if process.returncode else last or "done"
+            self.command = line
+            self.say(Text.assemble((one_line(result), "bold"), ("   $ ", "dim"), one_line(line)))
+        except OSError as error:
+            hint = "tui.commands of config.yaml has it."
+            self.say_error(SpecError(f"{words[0]} cannot be run: {error.strerror}", hint=hint))
+        except LoradError as error:
+            self._acted_on = self._subject(chosen)
+            self.say_error(error)
+
     def may_act(self, target: str) -> bool:
         """Whether the user may change a target, as far as the screen knows."""
         return self.lorad.may_act(self.owner(target))
@@ -265,6 +301,7 @@ class Base(Screen[None]):
             text = result if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
             self.say_command("; ".join(done), text)
         self.lorad.feed.again()
+        self.lorad.boxes.again()
         if refused is not None:
             share = f"{len(done)} of {len(targets)} done; " if done else ""
             raise LoradError(f"{share}{refused.message}", hint=refused.hint)

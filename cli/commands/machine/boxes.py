@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lorad.box.paths import Home, default_home
-from lorad.client.boxes.hosts import HERE, Place, place_of, read_hosts
+from lorad.client.boxes.hosts import HERE, Place, read_hosts, there
 from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError
 
@@ -22,8 +22,9 @@ def of_all_boxes(read: Callable[[Client], T]) -> dict[str, T | LoradError]:
     Returns by the name of the box what was read, or why nothing was. Nobody is asked for a password. Raises
     SpecError for a hosts.yaml with a mistake.
     """
-    names = [HERE] if Home(default_home()).root.exists() else []
-    boxes = {name: place_of(name) for name in [*names, *read_hosts().hosts]}
+    home = Home(default_home())
+    boxes: dict[str, Place] = {HERE: home} if home.root.exists() else {}
+    boxes |= {name: there(name, asks=False) for name in read_hosts().hosts}
     answers: dict[str, T | LoradError] = {}
 
     def ask(name: str, box: Place) -> None:

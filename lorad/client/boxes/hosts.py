@@ -109,14 +109,6 @@ def limits_of(where: Place) -> AlarmLimits:
     return config_of(where).alarms if isinstance(where, Home) else where.facts().alarms
 
 
-def place_of(name: str) -> Place:
-    """Return the box of this name, `here` for this machine's home. ssh asks nobody for a password.
-
-    Raises SpecError for an unknown one.
-    """
-    return Home(default_home()) if name == HERE else there(name, asks=False)
-
-
 def there(name: str, *, asks: bool = True) -> "There":
     """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError.
 
