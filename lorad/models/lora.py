@@ -280,6 +280,11 @@ class MixedLora:
                         stack[index] = plain if part is None else part
         self.numbers = [number_of(lora) for lora in loras]
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the copies."""
+        return sum(part.nbytes for pair in (*self.stacks.values(), *self.gains.values()) for part in pair)
+
     def assign(self, owner: _Array) -> None:
         """Say which adapter each token of the next forwards uses, by its index, int64.
 

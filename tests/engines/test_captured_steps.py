@@ -2,8 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
 
 import pytest
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -40,7 +38,7 @@ def graphed(models: Merger, captured: list[int] | None = None) -> DecodeBatch:
 
         return numbered
 
-    batch.stepper = GraphedSteps(models, capturing)
+    batch.stepper = GraphedSteps(models, capturing, ENOUGH)
     return batch
 
 
@@ -92,7 +90,7 @@ def test_adapter_keeps_its_place_as_rows_end(models: Merger, monkeypatch: pytest
 @pytest.mark.system
 def test_padding_counts_against_the_memory(models: Merger) -> None:
     batch = DecodeBatch(models, 64, 1000 * bytes_per_token(models.base))
-    batch.stepper = GraphedSteps(models, lambda: lambda run: run)
+    batch.stepper = GraphedSteps(models, lambda: lambda run: run, ENOUGH)
     sizes = watch(batch, lambda: batch.cache.slots * batch.cache.length)
     made = finish(batch, call(counts=[17], new=100))
     assert max(sizes) <= 1000
@@ -122,18 +120,29 @@ def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     ("tokens", "span"), [(1, 256), (257, 512), (1025, 1280), (2049, 2560), (5000, 5120), (20000, 20480)]
 )
 def test_few_spans_are_captured(models: Merger, tokens: int, span: int) -> None:
-    assert GraphedSteps(models, lambda: capture).span(tokens) == span
+    assert GraphedSteps(models, lambda: capture, ENOUGH).span(tokens) == span
 
 
-def test_rows_of_too_few_candidates_draw_again(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [graphed, lambda models: DecodeBatch(models, 64, ENOUGH)])
+def test_rows_of_too_few_candidates_draw_again(
+    make: Callable[[Merger], DecodeBatch], models: Merger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lorad.engines.builtin.sampler.CANDIDATES", 8)
-    whole: list[int] = []
-    for batch in (DecodeBatch(models, 64, ENOUGH), graphed(models)):
-        batch.is_bounded = True
-        seen = watch(batch, partial(attrgetter("steps.bounded"), batch))
-        work = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]
-        made = finish(batch, *work)
-        alone = [call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)]
-        assert same(made, finish(DecodeBatch(models, 64, ENOUGH), *alone))
-        whole += seen
-    assert {True, False} == {*whole}
+    batch = make(models)
+    batch.is_bounded = True
+    seen = watch(batch, lambda: batch.steps.bounded)
+    work = [[call(counts=[3, 2], new=12, top_p=0.9, top_k=k) for k in (0, 5)] for _ in range(2)]
+    assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
+    assert {*seen} == {True, False}
+
+
+def test_copies_of_adapters_have_few_bytes(models: Merger) -> None:
+    held = version(models.base, 1)
+    assert held.lora is not None
+    for most, kept in ((ENOUGH, [1, 2]), (0, [2])):
+        stepper = GraphedSteps(models, lambda: capture, most)
+        stepper.bind([held.lora])
+        stepper.bind([held.lora, None])
+        assert [adapters for adapters, _, _ in stepper.banks] == kept
+    pairs = held.lora.pairs.values()
+    assert next(iter(stepper.banks.values())).nbytes == 2 * sum(a.nbytes + b.nbytes for a, b in pairs)

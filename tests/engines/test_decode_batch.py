@@ -264,5 +264,5 @@ def test_rounded_steps_meet_few_attention_shapes(models: Merger, monkeypatch: py
 
 def test_steps_of_mixtures_are_rounded_on_gpus() -> None:
     base = load_base(resolve("builtin:tiny-moe"), torch.float32, torch.device("cpu"))
-    found = [steps.stepper(Merger(replace(base, device=torch.device(name)))) for name in ("cpu", "cuda:0")]
+    found = [steps.stepper(Merger(replace(base, device=torch.device(name))), 0) for name in ("cpu", "cuda:0")]
     assert [isinstance(one, EagerSteps) and one.rounds for one in found] == [False, True]

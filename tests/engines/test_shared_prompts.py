@@ -116,7 +116,7 @@ def test_other_version_has_other_keys(models: Merger) -> None:
 @pytest.mark.system
 def test_captured_steps_follow_shared_prompts(models: Merger) -> None:
     batch = DecodeBatch(models, 64, ENOUGH)
-    batch.stepper = GraphedSteps(models, lambda: capture)
+    batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
     for _ in range(2):  # the second time from what was captured
         assert same(finish(batch, *mixed(models)), alone(models, lambda: mixed(models)))
     assert len({shape.prompts for shape, _ in batch.stepper.graphs}) > 1

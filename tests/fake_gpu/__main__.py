@@ -2,7 +2,8 @@
 
     python -m tests.fake_gpu [8b] [30b]
 
-A step of decoding has eight rows of two prompts; a pass has two groups of eight samples of 384 tokens.
+Copies are those to the device for which the host waits, and those out of pinned memory, for which it does
+not. A step of decoding has eight rows of two prompts; a pass has two groups of eight samples of 384 tokens.
 """
 
 import sys
@@ -63,7 +64,7 @@ def main(*names: str) -> None:
 
 def _decoding(name: str) -> Table:
     """Count what one step of decoding takes, captured or not."""
-    table = Table("a step", "captured", "kernels", "reads", "copies to it", title=f"{name}: decoding")
+    table = Table("a step", "captured", "kernels", "reads", "copies", "pinned", title=f"{name}: decoding")
     for prompt, kind in ((100, "own prompts"), (600, "shared prompts")):
         for adapters in range(3):
             with fake_gpu() as gpu:
@@ -72,7 +73,7 @@ def _decoding(name: str) -> Table:
                 _step(gpu, base, held or [PLAIN], prompt)
                 graph = gpu.graphs[-1] if gpu.graphs else None
                 kernels = sum((graph.kernels if graph else gpu.kernels).values())
-                counts = [kernels, len(gpu.reads), len(gpu.writes)]
+                counts = [kernels, len(gpu.reads), len(gpu.writes), len(gpu.sent)]
                 captured = "yes" if graph else "no"
                 table.add_row(f"{kind}, adapters: {adapters}", captured, *map(str, counts))
     return table
@@ -95,7 +96,9 @@ def _step(gpu: FakeGpu, base: Base, held: list[HeldLora], prompt: int) -> None:
 def _training(name: str) -> Table:
     """Count what the gradients of one micro-batch take."""
     table = Table(
-        "a micro-batch", "tokens", "kernels", "reads", "copies to it", "MB a token", title=f"{name}: training"
+        "a micro-batch",
+        *("tokens", "kernels", "reads", "copies", "pinned", "MB a token"),
+        title=f"{name}: training",
     )
     for recompute in (False, True):
         with fake_gpu(grad=True) as gpu:
@@ -107,7 +110,7 @@ def _training(name: str) -> Table:
             pieces = gradients(base, slot, work, recompute=recompute)
             tokens = sum(rows.ids.numel() for rows in pieces)
             bytes_ = (gpu.peak - before) / max(rows.ids.numel() for rows in pieces) / 1e6
-            counts = [sum(gpu.kernels.values()), len(gpu.reads), len(gpu.writes)]
+            counts = [sum(gpu.kernels.values()), len(gpu.reads), len(gpu.writes), len(gpu.sent)]
             label = "recomputed" if recompute else "kept"
             table.add_row(label, f"{tokens:,}", *(f"{n / len(pieces):,.0f}" for n in counts), f"{bytes_:.2f}")
     return table

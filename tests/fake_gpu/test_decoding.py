@@ -132,3 +132,18 @@ def test_no_step_sorts_the_vocabulary() -> None:
         finish(batch_of(base), [call(version(base, "a"), [4, 4], 100, STEPS, top_p=0.9)])
         assert sum(graph.replays for graph in gpu.graphs) >= STEPS - 1
         assert gpu.sorted == rows * CANDIDATES
+
+
+@pytest.mark.system
+def test_steps_of_earlier_calls_are_captured_once() -> None:
+    with fake_gpu() as gpu:
+        base = base_of(config())
+        batch = batch_of(base, cache=1 << 28)
+        captured = []
+        for step in range(2):
+            held = version(base, f"a{step}")
+            for prompt, counts in ((300, [8]), (100, [1] * 4)):  # without shared prompts in between
+                gpu.forget()
+                finish(batch, [call(held, counts, prompt + n, 4 + 2 * n + step) for n in range(3)])
+                captured.append(len(gpu.graphs))
+        assert captured == [3, 3, 3, 0]  # longer prompts to share have moved

@@ -17,7 +17,16 @@ from lorad.engines.builtin.calls import SHARED, Call, Report, Sample, SampleGrou
 from lorad.engines.builtin.prefix import PrefixCache, prefill
 from lorad.engines.builtin.prompts import NONE, SharedPrompts
 from lorad.engines.builtin.sampler import Steps, parameters_of, sample
-from lorad.engines.builtin.steps import Memory, Rows, Stepper, StepShape, joined, seeds_of, stepper
+from lorad.engines.builtin.steps import (
+    Memory,
+    Rows,
+    Stepper,
+    StepShape,
+    is_captured,
+    joined,
+    seeds_of,
+    stepper,
+)
 from lorad.models.delta.states import bytes_per_row
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import KVCache, bytes_per_token, even
@@ -27,6 +36,8 @@ from lorad.models.turns import FIRST_SHARE
 
 _PREFILL_TOKENS = 8192  # per forward, padding included
 _PREFILL_WORK = 2 * 10**11  # floating-point operations of one forward on a CPU: others wait for so much
+_IDLE_PROMPTS = 8  # one in so many tokens stays with shared prompts when there are none
+_BANKS = 8  # one in so many bytes is for copies of adapters that captured steps read
 _ROOM = 64  # tokens that a row can grow by before rows are asked to make room
 SHARE = 8  # rows are admitted when one in so many is free: prefilling in bulk is cheaper
 SEEN = 1000  # steps
@@ -74,7 +85,8 @@ class _Waiting:
 class DecodeBatch:
     """Calls that are decoded together. All methods belong to the compute thread.
 
-    max_rows: samples at once. cache_bytes: bound on keys and values, exceeded only by a single longer sample;
+    max_rows: samples at once. cache_bytes: bound on keys and values, and the copies of adapters that captured
+    steps read, exceeded only by a single longer sample or larger copy;
     when samples outgrow it, the youngest give up their rows and are computed again later. A long prompt is
     kept once for all its samples (see `SharedPrompts`). prefixes: where beginnings of prompts are kept, if
     they are. seen: gets the number of versions in each step that has any, the base not counted.
@@ -95,7 +107,8 @@ class DecodeBatch:
         self.models = models
         self.max_rows = max_rows
         self.prefixes = prefixes
-        self.most_tokens = max(1, cache_bytes // bytes_per_token(base))
+        bank_bytes = cache_bytes // _BANKS if is_captured(base) else 0
+        self.most_tokens = max(1, (cache_bytes - bank_bytes) // bytes_per_token(base))
         # as many bytes as the states of a row are
         self.state_tokens = -(-bytes_per_row(base) // bytes_per_token(base))
         work = (
@@ -111,7 +124,7 @@ class DecodeBatch:
         self.lengths = np.zeros(0, np.int64)  # one per row: tokens in the cache, a shared prompt not counted
         self.slots = np.zeros(0, np.int64)  # one per row: that of its shared prompt
         self.memory = Memory(Rows(0, base.device), KVCache(base, 0, 0), SharedPrompts(base))
-        self.stepper: Stepper = stepper(models)
+        self.stepper: Stepper = stepper(models, bank_bytes)
         self.steps = Steps.of([])
         # what is drawn again would be two steps of the states of a gated delta net
         self.is_bounded = base.device.type == "cuda" and base.config.delta is None
@@ -236,7 +249,8 @@ class DecodeBatch:
         totals = np.array([len(groups[owner].tokens) for owner in owners])
         own = np.array([self._own(groups[owner]) for owner in owners])
         start = len(self.samples)
-        self.prompts.reserve(*self._shared(groups))
+        spare = self.most_tokens // _IDLE_PROMPTS if self.stepper.keeps_cache else 0
+        self.prompts.reserve(*self._shared(groups), spare)
         self._reserve(start + len(samples), int(own.max()) + 1, _longest(own, samples))
         slots = self._place(groups, cache, owners, start)
         samplings = [growing.sampling for growing in samples]
@@ -324,6 +338,8 @@ class DecodeBatch:
             slots = max(slots, self.stepper.padded(min(follow, self._fitting(length + _ROOM))))
         if length > self.cache.length:
             ahead = min(longest, max(length + _ROOM, 4 * length))
+            if self.stepper.keeps_cache:
+                ahead = longest  # a cache that moves is captured again
             length = max(length, min(ahead, max(0, most) // slots - state))
         length = max(length, min(self.cache.length, max(0, most) // slots - state))
         if slots * (even(length) + state) <= most:
@@ -331,7 +347,8 @@ class DecodeBatch:
         slots = max(slots, min(self.cache.slots, max(0, most) // (length + state)))
         self.cache.resize(slots, length, len(self.samples))
         if slots > self.memory.rows.capacity:
-            self.memory.rows.grow(slots, len(self.samples))
+            most_rows = self.stepper.padded(self.max_rows) if self.stepper.keeps_cache else 0
+            self.memory.rows.grow(max(slots, most_rows), len(self.samples))
 
     def _make_room(self) -> None:
         """Before a step: the longest row needs one more token,

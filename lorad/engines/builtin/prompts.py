@@ -60,13 +60,15 @@ class SharedPrompts:
         slots = max(self.cache.slots, len(self._slots) + more)
         return slots * max(self.cache.length, even(longest) if more else 0)
 
-    def reserve(self, more: int, longest: int) -> None:
-        """Have room for so many more prompts; for none, and none that there are, give the memory back."""
+    def reserve(self, more: int, longest: int, spare: int) -> None:
+        """Have room for so many more prompts; for none, and none that there are, give the memory back, if it
+        is that of more than `spare` tokens.
+        """
         slots = max(self.cache.slots, len(self._slots) + more)
         if more:
             self.cache.resize(slots, max(self.cache.length, even(longest)), self.cache.slots)
             self.lengths = np.pad(self.lengths, (0, slots - len(self.lengths)))
-        elif not self._slots:
+        elif not self._slots and self.tokens() > spare:
             self.cache.resize(0, 0, 0)
             self.lengths = self.lengths[:0]
 
@@ -157,6 +159,6 @@ class SharedPrompts:
 def _put(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Write into a tensor, so that captured steps see it; into a larger one if it is too small."""
     if len(tensor) < len(new):
-        tensor = tensor.new_zeros(len(new))
+        tensor = tensor.new_zeros(1 << (len(new) - 1).bit_length())
     tensor[: len(new)] = new
     return tensor

@@ -109,10 +109,12 @@ def sample(
     elif not steps.bounded:
         tokens = draw(truncate(probabilities, top_p[:, None], top_k[:, None]), uniform)
     else:
-        tokens = _draw_of_few(probabilities, top_p[:, None], top_k[:, None], uniform)
+        left, words, is_whole = candidates(probabilities, top_p[:, None], top_k[:, None])
+        tokens = words.gather(1, draw(left, uniform)[:, None])[:, 0]
+        tokens = torch.where(is_whole, tokens, -1)
         if steps.whole:
-            is_whole = (top_p >= 1) & (top_k == 0)
-            tokens = torch.where(is_whole, draw(probabilities, uniform), tokens)
+            has_all = (top_p >= 1) & (top_k == 0)
+            tokens = torch.where(has_all, draw(probabilities, uniform), tokens)
     if steps.greedy:
         tokens = torch.where(temperature == 0, logits.argmax(-1), tokens)
     return tokens, probabilities.gather(1, tokens[:, None].clamp(min=0))[:, 0].log()
@@ -123,8 +125,8 @@ def truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tens
     ones the first are kept.
 
     Args:
-        probabilities: Those of all words, [n, vocab]; the result has their shape.
-        top_p, top_k: What each row asks for, [n, 1]; 1 and 0 for everything.
+        probabilities: A number for each word, [n, vocab]; the result has their shape.
+        top_p, top_k: Bounds of each row, [n, 1]; 1 and 0 are none.
     """
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
@@ -167,15 +169,6 @@ def _within(ordered: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> 
 
 def _sum(probabilities: torch.Tensor) -> torch.Tensor:
     return probabilities.sum(-1, keepdim=True, dtype=_SUMS.get(probabilities.device.type))
-
-
-def _draw_of_few(
-    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, uniform: torch.Tensor
-) -> torch.Tensor:
-    """Draw among candidates, int64 [n]; -1 where they may not be all that `truncate` leaves."""
-    left, words, is_whole = candidates(probabilities, top_p, top_k)
-    tokens = words.gather(1, draw(left, uniform)[:, None])[:, 0]
-    return torch.where(is_whole, tokens, -1)
 
 
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ class Rows:
             tensor.copy_(old)
 
     def put(self, start: int, state: Sequence[torch.Tensor]) -> None:
-        """Fill rows from `start` on. state: of each tensor of this class its numbers for them, in order."""
+        """Fill rows from `start` on with new numbers for each tensor of this class, in their order."""
         for tensor, new in zip(self._tensors(), state, strict=True):
             tensor[start : start + len(new)] = new
 
@@ -125,9 +125,11 @@ class Memory(NamedTuple):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Where it lies: a captured step is of use as long as this is the same."""
-        rows, cache, prompts = self
-        return cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr(), prompts.place
+        """Where rows and cache lie: a captured step is of use as long as this is the same, and where shared
+        prompts lie if it attends to any.
+        """
+        rows, cache, _ = self
+        return cache.shape, cache.layers[0].data_ptr(), rows.tokens.data_ptr()
 
 
 def _step(
@@ -179,15 +181,18 @@ class Stepper(Protocol):
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result: ...
 
 
-def stepper(models: Merger) -> Stepper:
+def stepper(models: Merger, bank_bytes: int) -> Stepper:
     """A mixture of experts is never captured: which rows an expert has changes at each step. Nor are gated
     delta nets: what warms a capture up would change their states.
     """
-    on_gpu = models.base.device.type == "cuda"
-    config = models.base.config
-    if on_gpu and config.experts is None and config.delta is None:
-        return GraphedSteps(models, _CudaGraphs)
-    return EagerSteps(models, rounds=on_gpu)
+    if is_captured(models.base):
+        return GraphedSteps(models, _CudaGraphs, bank_bytes)
+    return EagerSteps(models, rounds=models.base.device.type == "cuda")
+
+
+def is_captured(base: Base) -> bool:
+    """Return whether steps of a base are captured, for which adapters are copied."""
+    return base.device.type == "cuda" and base.config.experts is None and base.config.delta is None
 
 
 def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -244,21 +249,23 @@ class GraphedSteps:
     once.
 
     Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and
-    signature.
+    signature. These have `bank_bytes` together, or one of them more.
     capturing: gives what captures: it makes something that can be replayed of a step, which then reads and
     writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
 
     keeps_cache = True
 
-    def __init__(self, models: Merger, capturing: Callable[[], Capture]) -> None:
+    def __init__(self, models: Merger, capturing: Callable[[], Capture], bank_bytes: int) -> None:
         self.models = models
         self.capturing = capturing
+        self.bank_bytes = bank_bytes
         self.capture = capturing()
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
         self.graphs: OrderedDict[tuple[StepShape, _Bank | None], Callable[[], Result]] = OrderedDict()
         self.place: tuple[object, ...] = ()
+        self.prompts: tuple[object, ...] = ()
 
     def padded(self, rows: int) -> int:
         if rows > _MANY_ROWS:
@@ -278,21 +285,24 @@ class GraphedSteps:
         key = self.bank = count, per, signature(self.models.base, distinct)
         if key not in self.banks:
             self.banks[key] = MixedLora(self.models.base, distinct, per, self.padded(count * per))
-            while len(self.banks) > BANKS:  # the least recently used go, with the steps that read them
-                gone, _ = self.banks.popitem(last=False)
-                for graph in [graph for graph in self.graphs if graph[1] == gone]:
-                    del self.graphs[graph]
+            self._forget_banks()
         self.banks.move_to_end(key)
         self.banks[key].fill(distinct)
         self.banks[key].assign(owner)
 
+    def _forget_banks(self) -> None:
+        """Forget the least recently used beyond `BANKS` or their bytes, with the steps that read them."""
+        while len(self.banks) > BANKS or (
+            len(self.banks) > 1 and sum(bank.nbytes for bank in self.banks.values()) > self.bank_bytes
+        ):
+            gone, _ = self.banks.popitem(last=False)
+            for key in [key for key in self.graphs if key[1] == gone]:
+                del self.graphs[key]
+
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
         assert recording is None  # of mixtures, which are never captured
-        if memory.place != self.place:
-            self.graphs.clear()
-            self.place = memory.place
-            self.capture = self.capturing()
+        self._forget_moved(memory)
         span = min(memory.cache.length, self.span(shape.span))
         padded = shape._replace(rows=self.padded(shape.rows), span=span)
         key = padded, self.bank
@@ -307,6 +317,18 @@ class GraphedSteps:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
         return self.graphs[key]()[: shape.rows]
+
+    def _forget_moved(self, memory: Memory) -> None:
+        """Drop the steps that read or write what lies elsewhere now."""
+        if memory.place != self.place:
+            self.graphs.clear()
+            self.place = memory.place
+            self.capture = self.capturing()
+        if memory.prompts.place != self.prompts:
+            self.graphs = OrderedDict(
+                (key, graph) for key, graph in self.graphs.items() if key[0].prompts is None
+            )
+            self.prompts = memory.prompts.place
 
 
 class _CudaGraphs:

@@ -159,5 +159,5 @@ def test_what_one_version_spoils_reaches_no_other(models: Merger) -> None:
 
 def test_steps_of_hybrids_are_never_captured(models: Merger) -> None:
     on_gpu = Merger(replace(models.base, device=torch.device("cuda:0")))
-    found = steps.stepper(on_gpu)
+    found = steps.stepper(on_gpu, 0)
     assert isinstance(found, steps.EagerSteps) and found.rounds
