@@ -27,6 +27,7 @@ PAGES = {
 AROUND = {path.name: path.read_text() for path in REPOSITORY.glob("*.md")}
 LINKED = sorted({**PAGES, **AROUND})
 README_LIMIT = 150  # lines
+WIDEST_PROSE = 120  # columns
 
 BLOCKS = [
     block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.M)
@@ -73,6 +74,17 @@ def test_no_word_of_the_glossary_stands_twice() -> None:
 
 def test_the_readme_is_short() -> None:
     assert PAGES["README.md"].count("\n") <= README_LIMIT
+
+
+def prose(text: str) -> list[str]:
+    """List the lines of a page that are neither code, tables, pictures nor comments."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for line in text.splitlines() if not line.lstrip().startswith(("|", "<!--", "![", "[!["))]
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_prose_is_not_wider_than_a_page(page: str) -> None:
+    assert [line for line in prose({**PAGES, **AROUND}[page]) if len(line) > WIDEST_PROSE] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -49,6 +49,16 @@ def test_prompt_is_computed_once_per_group(base: Base) -> None:
     assert pack(base, [piece]).predictors.tolist() == [2, 4, 2, 5, 6, 7, 3]
 
 
+def test_the_example_of_the_module_is_true(base: Base) -> None:
+    samples = ([tokens(10, 11, 12), tokens(20, 21)], [tokens(30, 31), tokens(40)])
+    batch = Batch.of([(tokens(1, 2, 3), samples[0]), (tokens(4, 5), samples[1])])
+    packed = pack(base, [*plan(batch, 100, share=True)])
+    assert packed.ids[0].tolist() == [1, 2, 3, 4, 5, 10, 11, 20, 30]
+    assert packed.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 3, 2]
+    assert packed.targets.tolist() == [10, 11, 12, 20, 21, 30, 31, 40]
+    assert packed.predictors.tolist() == [2, 5, 6, 2, 7, 4, 8, 4]
+
+
 def test_rows_without_targets_leave_before_the_last_layer(base: Base) -> None:
     batch = Batch.of([(tokens(5, 5), [tokens(6, 7), tokens(8)]), (tokens(4, 4, 4), [tokens(3, 2)])])
     found = pack(base, list(plan(batch, 5, share=True)))

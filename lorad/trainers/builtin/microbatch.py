@@ -4,6 +4,18 @@ Tokens lie flat in one row and without padding, slot by slot: the prompts of its
 its completions (all but the last token of each). A prompt with one completion is one sequence with it, as
 nobody shares it. What several prompts begin with (a system prompt, the first tokens of a chat template) is a
 sequence before them, see `stems.py`. Linears see one long row; only attention knows of sequences.
+
+Two prompts, `1 2 3` with the samples `10 11 12` and `20 21`, and `4 5` with `30 31` and `40`, lie like this:
+
+    place       0  1  2 |  3  4 |  5  6 |  7 |  8
+    token       1  2  3 |  4  5 | 10 11 | 20 | 30
+    position    0  1  2 |  0  1 |  3  4 |  3 |  2
+    shares      nothing | none  |  the first prompt | the second
+
+    target     10 11 12 20 21 30 31 40
+    predictor   2  5  6  2  7  4  8  4   the places that predict them
+
+The sample `40` has no token that predicts anything, and no sequence of its own to attend to.
 """
 
 import itertools
@@ -270,48 +282,59 @@ class _Part:
 
 
 def _part(piece: BatchPiece, row: int, run: int) -> _Part:
+    """Lay a piece out, as in the example at the top.
+
+    Args:
+        row: How many tokens lie before it in the micro-batch.
+        run: How many sequences.
+    """
     batch = piece.batch
     groups = piece.groups
-    samples = piece.samples
     stems = piece.stems
-    tokens = batch.completions[piece.tokens]
-    whole = batch.prompt_lengths[groups].astype(np.int64)
-    before = stems.before if stems else np.zeros_like(whole)
-    widths = whole - before  # of the prompts' own tokens
+    # 1. What is computed: stems, the own tokens of prompts, and all but the last token of each completion
+    #    that no earlier one equals.
+    prompt_lengths = batch.prompt_lengths[groups].astype(np.int64)
+    in_stems = stems.before if stems else np.zeros_like(prompt_lengths)
     ends = np.cumsum(batch.prompt_lengths)
-    prompts = batch.prompts[ends[groups.start] - whole[0] : ends[groups.stop - 1]]
-    own = _steps(whole) >= np.repeat(before, whole)
-    shared = np.repeat((np.cumsum(whole) - whole)[stems.source] + stems.starts, stems.lengths)
-    lengths = batch.completion_lengths[samples].astype(np.int64)
-    owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[samples] - groups.start
-    computed, twin = piece.computed()
-    sizes = np.concatenate([stems.lengths, widths, lengths[computed] - 1])
-    starts = np.cumsum(sizes) - sizes
-    first = len(stems.lengths)  # of the prompts, among the runs
-    step = _steps(lengths)
+    prompt_tokens = slice(ends[groups.start] - prompt_lengths[0], ends[groups.stop - 1])
+    is_own = _steps(prompt_lengths) >= np.repeat(in_stems, prompt_lengths)
+    stem_steps = _steps(stems.lengths)
+    starts_in_prompts = (np.cumsum(prompt_lengths) - prompt_lengths)[stems.source] + stems.starts
+    stem_tokens = np.repeat(starts_in_prompts, stems.lengths) + stem_steps
+    prompts = batch.prompts[prompt_tokens]
+    completions = batch.completions[piece.tokens]
+    lengths = batch.completion_lengths[piece.samples].astype(np.int64)
     last = np.cumsum(lengths) - 1
-    # The last prompt token predicts the first token of each of its samples; token j of a completion predicts
-    # j + 1.
-    predictors = np.repeat(starts[first + len(widths) :][twin], lengths) + step - 1
-    predictors[last + 1 - lengths] = (starts[first:][: len(widths)] + widths - 1)[owner]
-    inputs = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
-    inputs[last] = False
-    above = np.concatenate([stems.owner, stems.of if stems else np.full(len(whole), -1)])
-    order, place, runs, sharers = _in_runs(above, first, owner[computed], sizes)
+    computed, twin = piece.computed()
+    is_input = np.isin(np.arange(len(lengths)), computed).repeat(lengths)
+    is_input[last] = False
+    # 2. Which of them predicts each target: token j of a completion predicts j + 1, and the last token of a
+    #    prompt the first token of each of its samples.
+    sizes = np.concatenate([stems.lengths, prompt_lengths - in_stems, lengths[computed] - 1])
+    starts = np.cumsum(sizes) - sizes
+    first_prompt = len(stems.lengths)
+    group = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)[piece.samples] - groups.start
+    steps = _steps(lengths)
+    predictors = np.repeat(starts[first_prompt + len(prompt_lengths) :][twin], lengths) + steps - 1
+    predictors[last + 1 - lengths] = starts[first_prompt:][group] + (prompt_lengths - in_stems)[group] - 1
+    # 3. In which order they lie, so that the only completion of a prompt is one sequence with it.
+    parents = np.concatenate([stems.owner, stems.of if stems else np.full(len(prompt_lengths), -1)])
+    order, place, runs, sharers = _in_runs(parents, first_prompt, group[computed], sizes)
+    # 4. What each token is, and where it stands in its own text.
     trained = slice(None) if batch.sampled is None else batch.sampled[piece.tokens]
-    of_stems = _steps(stems.lengths)
-    after = (np.repeat(whole[owner], lengths) + step)[inputs]
-    positions = np.concatenate([np.repeat(stems.starts, stems.lengths) + of_stems, _steps(whole)[own], after])
+    behind = (np.repeat(prompt_lengths[group], lengths) + steps)[is_input]
     routes = None
     if batch.routes is not None:
-        of = batch.routes.part(slice(ends[groups.start] - whole[0], ends[groups.stop - 1]), piece.tokens)
-        parts = of.prompts[shared + of_stems], of.prompts[own], of.completions[inputs]
+        of_piece = batch.routes.part(prompt_tokens, piece.tokens)
+        parts = of_piece.prompts[stem_tokens], of_piece.prompts[is_own], of_piece.completions[is_input]
         routes = np.concatenate(parts)[order]
     return _Part(
-        ids=np.concatenate([prompts[shared + of_stems], prompts[own], tokens[inputs]])[order],
-        positions=positions[order],
+        ids=np.concatenate([prompts[stem_tokens], prompts[is_own], completions[is_input]])[order],
+        positions=np.concatenate(
+            [np.repeat(stems.starts, stems.lengths) + stem_steps, _steps(prompt_lengths)[is_own], behind]
+        )[order],
         predictors=row + place[predictors][trained],
-        targets=tokens[trained] if batch.labels is None else batch.labels[piece.targets],
+        targets=completions[trained] if batch.labels is None else batch.labels[piece.targets],
         starts=row + np.cumsum(runs) - runs,
         lengths=runs,
         owner=np.where(sharers < 0, -1, sharers + run),
@@ -319,19 +342,19 @@ def _part(piece: BatchPiece, row: int, run: int) -> _Part:
     )
 
 
-def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _in_runs(parents: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Put the only completion of a prompt behind it.
 
     Returns the tokens in the order of their runs, the place of each token, the length of each run, and for
     each run the one that it shares, -1 for none.
 
     Args:
-        above: The stem that each stem and prompt shares.
+        parents: The stem that each stem and prompt shares.
         first: The index of the first prompt among these.
         owner: The prompt of each completion that is computed.
         sizes: The tokens of stems, prompts and completions.
     """
-    count = len(above)
+    count = len(parents)
     alone = (np.bincount(owner, minlength=count - first) == 1)[owner]
     own = np.where(alone, first + owner, count + np.cumsum(~alone) - 1)
     run = np.concatenate([np.arange(count), own])
@@ -340,7 +363,7 @@ def _in_runs(above: Ints, first: int, owner: Ints, sizes: Ints) -> tuple[Ints, I
     place[order] = np.arange(len(order))
     lengths = np.zeros(count + int((~alone).sum()), np.int64)
     np.add.at(lengths, run, sizes)
-    return order, place, lengths, np.concatenate([above, first + owner[~alone]])
+    return order, place, lengths, np.concatenate([parents, first + owner[~alone]])
 
 
 def _steps(lengths: Ints) -> Ints:
