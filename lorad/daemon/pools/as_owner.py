@@ -1,7 +1,6 @@
 """What the daemon does with the files and sockets of a user, as that user."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -17,20 +16,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def _acting_as(ctx: Context, uid: int) -> Iterator[None]:
-    """Open files and sockets as the user of `uid` within the block: see `as_user`."""
-    with as_user(ctx.user(uid)):
-        yield
-
-
 async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor
     processes.
     """
 
     def theirs() -> T:
-        with _acting_as(ctx, uid):
+        with as_user(ctx.user(uid)):
             return work(*args, **options)
 
     return await in_thread(ctx, uid, theirs)
@@ -45,7 +37,7 @@ def connection_to(
     ctx: Context, pool: Pool, timeout: float | None = None, most: int = POOL_BYTES
 ) -> Connection:
     """Connect to a pool, whose owner may have put something else in place of its socket. Raises PoolLost."""
-    with _acting_as(ctx, pool.setup.owner):
+    with as_user(ctx.user(pool.setup.owner)):
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if not ctx.users.is_believed(connection.peer_uid, pool.setup.owner):
         connection.close()

@@ -20,7 +20,7 @@ from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.states import RunState
 from lorad.store import aliases, runs
 from lorad.store.metrics import best_evals
-from lorad.store.rows import RunRow, VersionRow
+from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, of_step
 
 _BEST = "best"  # in place of a number
@@ -37,42 +37,38 @@ def find_version(ctx: Context, caller: Caller, name: str) -> VersionRow:
     Raises NotFound, also for what the caller may not see, and SpecError.
     """
     run_name, at, which = name.partition("@")
+    step = _OF_STEP.fullmatch(which)
     if at:
-        step = _OF_STEP.fullmatch(which)
         if which not in (_BEST, _LATEST) and not (step or re.fullmatch(r"[0-9]{1,9}", which)):
             hint = "A version is written run@number, as in sorter@12, or run@step:80, run@best, run@latest."
             raise SpecError(f"{name} is not a version", hint=hint)
         run = find_run(ctx, caller, run_name)
-        if which == _BEST:
-            _, evals = best_evals(ctx.store, run.name, spec_of(run).checkpoint.best_by)
-            if not evals:
-                hint = f"`lorad show {run.name}` shows what it measured; checkpoint.best_by says what counts."
-                raise NotFound(f"run {run.name} has no evaluation, so that no version is its best", hint=hint)
-            return get_version(ctx.store, run.name, evals[0].version)
-        if which == _LATEST:
-            return _current_version(ctx, run)
-        return (
-            of_step(ctx.store, run.name, int(step[1]))
-            if step
-            else get_version(ctx.store, run.name, int(which))
-        )
-    if alias := aliases.find(ctx.store, name):
-        served = runs.find(ctx.store, alias.run)
-        if served and sees(ctx, caller, served.owner_uid):
-            return get_version(ctx.store, alias.run, alias.version)
-    named = runs.find(ctx.store, name)
-    if named is None or not sees(ctx, caller, named.owner_uid):
-        hint = "`lorad aliases` and `lorad list --all` show what there is."
-        raise NotFound(f"no alias and no run is named {name}", hint=hint)
-    return _current_version(ctx, named)
-
-
-def _current_version(ctx: Context, run: RunRow) -> VersionRow:
-    """Raises NotFound before the first one."""
-    if run.version is None:
-        hint = f"`lorad logs {run.name}` shows how far it is."
-        raise NotFound(f"run {run.name} has no version yet", hint=hint)
-    return get_version(ctx.store, run.name, run.version)
+    else:
+        alias = aliases.find(ctx.store, name)
+        meant = [(alias.run, str(alias.version))] if alias else []
+        for run_name, number in (*meant, (name, _LATEST)):
+            named = runs.find(ctx.store, run_name)
+            if named is not None and sees(ctx, caller, named.owner_uid):
+                run = named
+                which = number
+                break
+        else:
+            hint = "`lorad aliases` and `lorad list --all` show what there is."
+            raise NotFound(f"no alias and no run is named {name}", hint=hint)
+    if which == _BEST:
+        _, evals = best_evals(ctx.store, run.name, spec_of(run).checkpoint.best_by)
+        if not evals:
+            hint = f"`lorad show {run.name}` shows what it measured; checkpoint.best_by says what counts."
+            raise NotFound(f"run {run.name} has no evaluation, so that no version is its best", hint=hint)
+        which = str(evals[0].version)
+    if which == _LATEST:
+        if run.version is None:
+            hint = f"`lorad logs {run.name}` shows how far it is."
+            raise NotFound(f"run {run.name} has no version yet", hint=hint)
+        which = str(run.version)
+    if step:
+        return of_step(ctx.store, run.name, int(step[1]))
+    return get_version(ctx.store, run.name, int(which))
 
 
 @contextlib.contextmanager

@@ -67,9 +67,17 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     alias = call.request.match_info["alias"]
     started = time.monotonic()
     aliases.check_name(alias)
+    if body.rollback == (body.version is not None):
+        hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
+        raise SpecError("give a version, or ask for a rollback", hint=hint)
     async with ctx.serving.moving[alias]:
         before = aliases.find(ctx.store, alias)
-        version = _wanted(ctx, call.caller, alias, body)
+        named = body.version
+        if named is None:  # a rollback
+            if find_alias(ctx, call.caller, alias) is None:
+                raise aliases.missing(alias)
+            named = "{}@{}".format(*aliases.before(ctx.store, alias))
+        version = find_version(ctx, call.caller, named)
         run = runs.get(ctx.store, version.run)
         must_move(ctx, call.caller, alias, before, run)  # the alias may have been made while this one waited
         with in_hand(ctx, version):
@@ -96,18 +104,6 @@ async def swap(ctx: Context, call: Call) -> Swapped:
         chat=await is_chat(ctx, run),
         **await gateway_up(ctx, call.caller),
     )
-
-
-def _wanted(ctx: Context, caller: Caller, alias: str, body: SwapRequest) -> VersionRow:
-    """Find the version to serve. Raises NotFound; SpecError for both or neither of version and rollback."""
-    if body.rollback == (body.version is not None):
-        hint = f"`lorad swap {alias} RUN@N` or `lorad swap {alias} --rollback`."
-        raise SpecError("give a version, or ask for a rollback", hint=hint)
-    if body.version is not None:
-        return find_version(ctx, caller, body.version)
-    if find_alias(ctx, caller, alias) is None:
-        raise aliases.missing(alias)
-    return find_version(ctx, caller, "{}@{}".format(*aliases.before(ctx.store, alias)))
 
 
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> Alias:
