@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from lorad.api.connection import rest
@@ -23,53 +22,35 @@ class Shown(Protocol):
 def watch(run: Shown, period: float) -> None:
     """Show a run again and again until it is over. An interrupt ends only the watching.
 
+    In a notebook its picture replaces the one before, in a terminal its line; elsewhere each change is a line
+    of its own.
+
     period: seconds between looks.
     """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    is_notebook = "IPython.display" in sys.modules and hasattr(shell, "kernel")
+    is_terminal = not is_notebook and sys.stderr.isatty()
+    display: Any = sys.modules["IPython.display"].display(run, display_id=True) if is_notebook else None
     name = ""
+    said: tuple[str, int] | None = None
     try:
-        show = _display(run)
         while True:
             details = run.details
             name = details.name
-            show(details)
+            state = (details.state, details.step)
+            if is_notebook:
+                display.update(run)
+            elif is_terminal:
+                width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be cleared
+                print(_CLEARED + line(details)[:width], end="", file=sys.stderr, flush=True)
+            elif state != said:
+                print(line(details), file=sys.stderr, flush=True)
+            said = state
             if is_over(details):
                 return
             rest(period)
     except KeyboardInterrupt:
         print(f"Not watched any more; {name or 'the run'} continues.", file=sys.stderr)
     finally:
-        if not _is_notebook() and sys.stderr.isatty():
+        if is_terminal:
             print(file=sys.stderr)
-
-
-def _display(run: Shown) -> Callable[[RunDetails], None]:
-    """Return a function that shows how the run is. In a notebook it replaces what was shown before."""
-    if _is_notebook():
-        display: Any = sys.modules["IPython.display"]
-        shown = display.display(run, display_id=True)
-        return lambda _: shown.update(run)
-    return _line_in_place if sys.stderr.isatty() else _Lines().show
-
-
-def _is_notebook() -> bool:
-    """Whether an IPython kernel runs this code: it has imported what displays."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return "IPython.display" in sys.modules and hasattr(shell, "kernel")
-
-
-def _line_in_place(run: RunDetails) -> None:
-    width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be cleared
-    print(_CLEARED + line(run)[:width], end="", file=sys.stderr, flush=True)
-
-
-class _Lines:
-    """A line for each change, for logs and pipes."""
-
-    def __init__(self) -> None:
-        self._said: tuple[str, int] | None = None
-
-    def show(self, run: RunDetails) -> None:
-        now = (run.state, run.step)
-        if now != self._said:
-            self._said = now
-            print(line(run), file=sys.stderr, flush=True)

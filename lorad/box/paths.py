@@ -66,15 +66,11 @@ def cache_directory() -> Path:
 def give_home() -> None:
     """Set HOME to lorad's own home for a user who has none: third parties keep files there, or die."""
     with contextlib.suppress(StorageError):
-        if "HOME" not in os.environ and not _has_passwd_entry():
-            os.environ["HOME"] = str(default_home())
-
-
-def _has_passwd_entry() -> bool:
-    try:
-        return bool(pwd.getpwuid(os.getuid()))
-    except KeyError:
-        return False
+        try:
+            pwd.getpwuid(os.getuid())
+        except KeyError:
+            if "HOME" not in os.environ:
+                os.environ["HOME"] = str(default_home())
 
 
 def _socket_path(path: Path) -> Path:
@@ -148,42 +144,33 @@ def _is_own_group(gid: int) -> bool:
     return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
 
 
+class _Below:
+    """A path below `root`: the classes here list theirs, and say what is there where the name does not."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, directory: "AttemptDir | RunDir | Home", _: type) -> Path:
+        return directory.root / self._path
+
+
 @dataclass(frozen=True)
 class AttemptDir:
     """Names what the shim of one process life writes and reads: see `lorad/daemon/process/shim.py`."""
 
     root: Path
 
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def command(self) -> Path:
-        """Return `command.json` {argv, env, cwd, run, role, attempt}, written before the shim starts."""
-        return self.root / "command.json"
-
-    @property
-    def spec(self) -> Path:
-        """Return `spec.json`, the resolved spec that a run's attempt goes by."""
-        return self.root / "spec.json"
-
-    @property
-    def status(self) -> Path:
-        """Return `status.json` {shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before,
-        oom_after}.
-        """
-        return self.root / "status.json"
-
-    @property
-    def log(self) -> Path:
-        """Return the file of the process's stdout and stderr."""
-        return self.root / "log"
-
-    @property
-    def killed(self) -> Path:
-        """Return `killed.json` {why, at}, which the daemon writes before it kills the process."""
-        return self.root / "killed.json"
+    lock = _Below("lock")
+    command = _Below("command.json")
+    """{argv, env, cwd, run, role, attempt}, written before the shim starts."""
+    spec = _Below("spec.json")
+    """The resolved spec that a run's attempt goes by."""
+    status = _Below("status.json")
+    """{shim_pid, pid, start_time, boot_id, exit_code, signal, ended_at, oom_before, oom_after}."""
+    log = _Below("log")
+    """The process's stdout and stderr."""
+    killed = _Below("killed.json")
+    """{why, at}, which the daemon writes before it kills the process."""
 
     @property
     def work(self) -> Path:
@@ -206,64 +193,29 @@ class RunDir:
 
     root: Path
 
+    journal = _Below("journal.jsonl")
+    spec = _Below("spec.json")
+    """The resolved spec; `spec_text` is what the user wrote."""
+    spec_text = _Below("spec.yaml")
+    versions = _Below("versions")
+    checkpoints = _Below("checkpoints")
+    samples = _Below("samples")
+    evals = _Below("evals")
+    """The completions of evaluations."""
+    loggers = _Below("loggers")
+    """The cursors of experiment loggers, see `lorad/loggers/cursor.py`."""
+    tinker = _Below("tinker")
+    """What the door and the lane of a tinker client's model write."""
+    origin = _Below("origin")
+    """Where a fork keeps the checkpoint, or the version, that it begins with."""
+    reference = _Below("reference")
+    """The adapter that its KL penalty is measured against, where that is not the base."""
+    reference_logprobs = _Below("reference_logprobs")
+    """Log-probabilities of the data, which a resume reads again."""
+
     @property
     def name(self) -> str:
         return self.root.name
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal.jsonl"
-
-    @property
-    def spec(self) -> Path:
-        """Return the resolved spec as JSON; `spec.yaml` beside it is what the user wrote."""
-        return self.root / "spec.json"
-
-    @property
-    def spec_text(self) -> Path:
-        return self.root / "spec.yaml"
-
-    @property
-    def versions(self) -> Path:
-        return self.root / "versions"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        return self.root / "samples"
-
-    @property
-    def evals(self) -> Path:
-        """Return the directory of the completions of evaluations."""
-        return self.root / "evals"
-
-    @property
-    def loggers(self) -> Path:
-        """Return the directory of the cursors of experiment loggers, see `lorad/loggers/cursor.py`."""
-        return self.root / "loggers"
-
-    @property
-    def tinker(self) -> Path:
-        """Return the directory of what the door and the lane of a tinker client's model write."""
-        return self.root / "tinker"
-
-    @property
-    def origin(self) -> Path:
-        """Return where a fork keeps the checkpoint, or the version, that it begins with."""
-        return self.root / "origin"
-
-    @property
-    def reference(self) -> Path:
-        """Return the adapter that its KL penalty is measured against, where that is not the base."""
-        return self.root / "reference"
-
-    @property
-    def reference_logprobs(self) -> Path:
-        """Return the directory of log-probabilities of the data, which a resume reads again."""
-        return self.root / "reference_logprobs"
 
     @property
     def written(self) -> tuple[Path, ...]:
@@ -290,9 +242,38 @@ class Home:
 
     root: Path
 
+    database = _Below("lorad.db")
+    config = _Below("config.yaml")
+    daemon_lock = _Below("daemon.lock")
+    daemon_log = _Below("logs/daemon.log")
+    journal = _Below("journal.jsonl")
+    """The daemon's own facts: runs created and removed, moves."""
+    runs = _Below("runs")
+    pools = _Below("pools")
+    models = _Below("models")
+    """The models that `lorad models get` brought, see `lorad/box/models.py`."""
+    gateway = _Below("gateway")
+    """The gateway's attempts, and `table.json`, what it serves under which name."""
+    gateway_port = _Below("gateway/port")
+    """The port on 127.0.0.1 that the gateway of one user has chosen."""
+    gateway_key = _Below("gateway/key")
+    """The key by which that user's clients are let in there."""
+    tinker = _Below("tinker")
+    """The door for the tinker client: its attempts, keys, and what it knows."""
+    notify = _Below("notify")
+    """Notifications: `outbox.json`, and the process that delivers them."""
+
     @property
     def socket(self) -> Path:
         return _socket_path(self.root / "lorad.sock")
+
+    @property
+    def gateway_socket(self) -> Path:
+        return _socket_path(self.root / "gateway.sock")
+
+    @property
+    def tinker_socket(self) -> Path:
+        return _socket_path(self.root / "tinker.sock")
 
     @property
     def shared_by(self) -> int | None:
@@ -305,94 +286,24 @@ class Home:
             return None
         return None if os.getuid() in (0, owner) else owner
 
-    @property
-    def database(self) -> Path:
-        return self.root / "lorad.db"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def daemon_lock(self) -> Path:
-        return self.root / "daemon.lock"
-
-    @property
-    def daemon_log(self) -> Path:
-        return self.root / "logs" / "daemon.log"
-
-    @property
-    def journal(self) -> Path:
-        """Return the daemon's own facts: runs created and removed, moves."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs"
-
-    @property
-    def pools(self) -> Path:
-        return self.root / "pools"
-
-    @property
-    def models(self) -> Path:
-        """Return the directory of the models that `lorad models get` brought, see `lorad/box/models.py`."""
-        return self.root / "models"
-
     def run(self, name: str) -> RunDir:
         return RunDir(self.runs / name)
-
-    @property
-    def gateway(self) -> Path:
-        """Return the gateway's directory: its attempts, and `table.json`, what it serves under which name."""
-        return self.root / "gateway"
-
-    @property
-    def gateway_socket(self) -> Path:
-        return _socket_path(self.root / "gateway.sock")
-
-    @property
-    def gateway_port(self) -> Path:
-        """Return the file of the port on 127.0.0.1 that the gateway of one user has chosen."""
-        return self.gateway / "port"
-
-    @property
-    def gateway_key(self) -> Path:
-        """Return the file of the key by which that user's clients are let in there."""
-        return self.gateway / "key"
-
-    def gateway_of(self, uid: int) -> Path:
-        """Return the directory of the gateway that runs as this user and serves their versions (shared daemon
-        only).
-        """
-        return self.gateway / "owners" / str(uid)
-
-    def gateway_socket_of(self, uid: int) -> Path:
-        return self.gateway_of(uid) / "work" / "gateway.sock"
-
-    @property
-    def tinker(self) -> Path:
-        """Return the directory of the door for the tinker client: its attempts, keys, and what it knows."""
-        return self.root / "tinker"
-
-    @property
-    def tinker_socket(self) -> Path:
-        return _socket_path(self.root / "tinker.sock")
-
-    def tinker_of(self, uid: int) -> Path:
-        """Return the directory of the door that runs as this user (shared daemon only)."""
-        return self.tinker / "owners" / str(uid)
-
-    def tinker_socket_of(self, uid: int) -> Path:
-        return self.tinker_of(uid) / "work" / "tinker.sock"
-
-    @property
-    def notify(self) -> Path:
-        """Return the directory of notifications: `outbox.json`, and the process that delivers them."""
-        return self.root / "notify"
 
     def pool(self, pool_id: str) -> Path:
         return self.pools / pool_id
 
     def pool_socket(self, pool_id: str) -> Path:
         return _socket_path(self.pool(pool_id) / "pool.sock")
+
+    # Each user of a shared daemon has a gateway and a door that run as that user.
+    def gateway_of(self, uid: int) -> Path:
+        return self.gateway / "owners" / str(uid)
+
+    def gateway_socket_of(self, uid: int) -> Path:
+        return self.gateway_of(uid) / "work" / "gateway.sock"
+
+    def tinker_of(self, uid: int) -> Path:
+        return self.tinker / "owners" / str(uid)
+
+    def tinker_socket_of(self, uid: int) -> Path:
+        return self.tinker_of(uid) / "work" / "tinker.sock"

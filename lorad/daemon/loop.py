@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lorad.daemon.troubles import Troubles
@@ -74,18 +74,16 @@ class Loop:
             if not journals:
                 break
 
-    def watch(self, key: Path, pidfd: int | None) -> None:
-        """Poke when the process ends; takes the pidfd over."""
-        if pidfd is None:
-            return
+    def watch(self, key: Path, open_pidfd: Callable[[], int | None]) -> bool:
+        """Poke when the process of a key ends, which then is no longer watched; returns whether this began to
+        watch it. The pidfd is opened only for that.
+        """
         if key in self._watched:
-            os.close(pidfd)
-            return
-        self._watched[key] = pidfd
-        asyncio.get_running_loop().add_reader(pidfd, self._ended, key)
-
-    def is_watched(self, key: Path) -> bool:
-        return key in self._watched
+            return False
+        if (pidfd := open_pidfd()) is not None:
+            self._watched[key] = pidfd
+            asyncio.get_running_loop().add_reader(pidfd, self._ended, key)
+        return True
 
     def ring(self) -> None:
         """Tell all readers of events that there are new ones."""

@@ -32,8 +32,26 @@ class CheckReport(Struct, frozen=True):
 def check(path: Path) -> CheckReport:
     """Read the whole database and change nothing. A daemon may write to it meanwhile."""
     warning = version_warning(sqlite3.sqlite_version_info)
-    problems = _problems(path) if path.exists() else []
-    return CheckReport(problems, [warning] if warning else [])
+    warnings = [warning] if warning else []
+    if not path.exists():
+        return CheckReport([], warnings)
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            damage = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
+            broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
+            refuse_other_schema(path, Database(connection))
+            if "runs" not in Database(connection).table_names():
+                problem = f"{path} has no tables: the daemon that made it ended at once"
+                return CheckReport([problem], warnings)
+    except sqlite3.DatabaseError as error:
+        return CheckReport([f"{path}: {error}"], warnings)
+    except LoradError as error:
+        return CheckReport([error.message], warnings)
+    problems = [f"{path}: {problem}" for problem in damage]
+    for (table, parent), count in broken.items():
+        problems.append(f"{path}: {count} rows of {table} refer to rows of {parent} that are not there")
+    return CheckReport(problems, warnings)
 
 
 def version_warning(version: tuple[int, int, int]) -> str:
@@ -45,23 +63,3 @@ def version_warning(version: tuple[int, int, int]) -> str:
         "same instant (the WAL-reset bug, fixed in 3.51.3). Only the daemon writes to lorad's; open it "
         f"with other tools read-only, or use a Python with a newer SQLite."
     )
-
-
-def _problems(path: Path) -> list[str]:
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        ) as connection:
-            damage = [row[0] for row in connection.execute("PRAGMA quick_check") if row[0] != "ok"]
-            broken = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
-            refuse_other_schema(path, Database(connection))
-            if "runs" not in Database(connection).table_names():
-                return [f"{path} has no tables: the daemon that made it ended at once"]
-    except sqlite3.DatabaseError as error:
-        return [f"{path}: {error}"]
-    except LoradError as error:
-        return [error.message]
-    return [f"{path}: {problem}" for problem in damage] + [
-        f"{path}: {count} rows of {table} refer to rows of {parent} that are not there"
-        for (table, parent), count in broken.items()
-    ]

@@ -17,15 +17,11 @@ def checkpoints(store: Rows, run: str) -> list[Checkpoint]:
     return [Checkpoint(**row) for row in store.rows(sql, (run,))]
 
 
-def ever_made(store: Rows, run: str) -> set[tuple[int, int]]:
-    """List step and attempt of every checkpoint that a run ever made."""
-    rows = store.rows("SELECT step, attempt FROM checkpoints WHERE run = ?", (run,))
-    return {(row["step"], row["attempt"]) for row in rows}
-
-
-def ever_made_by_all(store: Rows) -> set[tuple[str, int, int]]:
-    """List run, step and attempt of every checkpoint of any run."""
-    return {(row["run"], row["step"], row["attempt"]) for row in store.rows("SELECT * FROM checkpoints")}
+def ever_made(store: Rows, run: str | None = None) -> set[tuple[str, int, int]]:
+    """List run, step and attempt of every checkpoint that was ever made, by one run or by all."""
+    which, values = ("", ()) if run is None else ("WHERE run = ?", (run,))
+    rows = store.tuples(f"SELECT run, step, attempt FROM checkpoints {which}", values)
+    return {(name, step, attempt) for name, step, attempt in rows}
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:

@@ -205,7 +205,7 @@ class Store(Rows):
                     for statement in undo if connection.in_transaction else ():
                         connection.execute(statement)
                     if recorder and is_written:
-                        recorder.undo()
+                        recorder.journal.undo()
                     raise
                 if is_written and not durable:
                     fsync(self.path.with_name(self.path.name + "-wal"))
@@ -279,20 +279,18 @@ class Store(Rows):
         applied = MIGRATIONS.applied(db)
         pending = MIGRATIONS.pending(db)
         if applied and pending:
-            self._copy_to(self.path.with_name(f"{self.path.name}.before-{pending[0].name}"))
+            before = self.path.with_name(f"{self.path.name}.before-{pending[0].name}")
+            part = before.with_name(before.name + ".part")
+            part.unlink(missing_ok=True)
+            _create(part)
+            with contextlib.closing(sqlite3.connect(part)) as copy:
+                self._connection.backup(copy)
+            part.replace(before)
+            fsync(before.parent)
         if pending:
             with self.write():  # all or nothing, the table of migrations too
                 MIGRATIONS.apply(db)
             self.is_upgraded = bool(applied)
-
-    def _copy_to(self, path: Path) -> None:
-        part = path.with_name(path.name + ".part")
-        part.unlink(missing_ok=True)
-        _create(part)
-        with contextlib.closing(sqlite3.connect(part)) as copy:
-            self._connection.backup(copy)
-        part.replace(path)
-        fsync(path.parent)
 
 
 def _create(path: Path) -> None:

@@ -116,7 +116,26 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
             hint="No driver of lorad writes that: somebody else did. Nothing of it was taken in.",
         )
     if record.kind in _COLUMNS:
-        _put_fact(connection, run, record)
+        table, columns = _COLUMNS[record.kind]
+        row: Row = {
+            "run": run,
+            "attempt": record.attempt,
+            "step": record.step,
+            "seq": record.seq,
+            "lineage": 1,
+        }
+        data = _OPTIONAL | record.data
+        row |= {_AGES.get(table, "at"): record.at} | {column: data[column] for column in columns}
+        if table == "steps":
+            row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
+        if table == "evals":
+            row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
+        names = ", ".join(row)
+        marks = ", ".join(f":{column}" for column in row)
+        sets = ", ".join(f"{column} = excluded.{column}" for column in row)
+        connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {sets}", row
+        )
     elif record.kind == "rewind":
         for table in _TABLES:
             sql = f"UPDATE {table} SET lineage = 0 WHERE run = ? AND step > ? AND lineage = 1"
@@ -229,23 +248,6 @@ def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row
     if row["begun"] is not None:
         signals["begun"] = row["begun"]
     return msgspec.json.encode(signals).decode()
-
-
-def _put_fact(connection: sqlite3.Connection, run: str, record: Record) -> None:
-    table, columns = _COLUMNS[record.kind]
-    row: Row = {"run": run, "attempt": record.attempt, "step": record.step, "seq": record.seq, "lineage": 1}
-    data = _OPTIONAL | record.data
-    row |= {_AGES.get(table, "at"): record.at} | {column: data[column] for column in columns}
-    if table == "steps":
-        row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
-    if table == "evals":
-        row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
-    names = ", ".join(row)
-    values = ", ".join(f":{column}" for column in row)
-    sets = ", ".join(f"{column} = excluded.{column}" for column in row)
-    connection.execute(
-        f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}", row
-    )
 
 
 def _sets_of(data: Row) -> dict[str, SetScore]:

@@ -7,7 +7,6 @@ never seen before are new.
 """
 
 import sqlite3
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     continues, portion, more = _unread(journal, place)
     if continues and not portion and not place.told_seq:
         return nothing
-    _refuse_foreign(store, run_name, journal, portion)
+    refuse_foreign_journal(store, run_name, journal, portion)
     if not continues:
         seq, crc = place.told
         place = Ingested(told_seq=seq, told_crc=crc)
@@ -106,16 +105,11 @@ def is_of_run(store: Store, run: str, journal: Path) -> bool:
     return not place.seq or (journal.exists() and _unread(journal, place)[0])
 
 
-def refuse_foreign_journal(store: Store, run: str, journal: Path) -> None:
-    """Raise IntegrityError where the journal of another run lies in the place of a run's, and OSError.
-
-    It looks at the first record only.
+def refuse_foreign_journal(store: Store, run: str, journal: Path, portion: Portion | None = None) -> None:
+    """Raise IntegrityError where a portion of a journal, by default its first record, is of another run. The
+    run's own may have its earlier names. Raises OSError, too.
     """
-    _refuse_foreign(store, run, journal, islice(read(journal), 1))
-
-
-def _refuse_foreign(store: Store, run: str, journal: Path, records: Iterable[tuple[Record, int]]) -> None:
-    """Raise IntegrityError for records of another run. The run's own may have its earlier names."""
+    records = islice(read(journal), 1) if portion is None else portion
     others = {record.run for record, _ in records} - {run}
     if others and (foreign := sorted(others - names(store, run))):
         raise IntegrityError(

@@ -11,7 +11,7 @@ from lorad.protocol.evals import best_first, chosen
 from lorad.records.measured import Step
 from lorad.states import ACTIVE, RunState
 from lorad.store.db import Row, Rows
-from lorad.store.rows import EvalRow, eval_row, step_row
+from lorad.store.rows import EvalRow, eval_row
 
 _EVAL = ", ".join(field for field in EvalRow.__struct_fields__ if field != "perplexity")  # columns
 _LARGEST = 2**63 - 1  # what SQLite takes
@@ -30,7 +30,8 @@ def steps(store: Rows, run: str, after: int = 0, limit: int = 10000) -> list[Ste
 def _fitting(rows: Sequence[Row]) -> list[Step]:
     """Return the first steps whose metrics fit into an answer."""
     sizes = accumulate(len(row["metrics"]) for row in rows)
-    return [step_row(row) for row, size in zip(rows, sizes, strict=True) if size <= _PAGE_BYTES]
+    fitting = (row for row, size in zip(rows, sizes, strict=True) if size <= _PAGE_BYTES)
+    return [Step(**row | {"metrics": msgspec.json.decode(row["metrics"])}) for row in fitting]
 
 
 def sparse_steps(store: Rows, run: str, every: int, after: int = 0, limit: int = 10000) -> list[Step]:

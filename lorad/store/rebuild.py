@@ -54,7 +54,9 @@ class Tables:
                     self.put(table, row | {column: renamed.new} if is_own else row)
         for table, keys in change.gone.items():
             for key in keys if table in KEYS else ():
-                self.forget(table, tuple(key))
+                self.rows[table].pop(tuple(key), None)
+                for other in _OF_A_RUN if table == "runs" else ():  # what belongs to the run goes with it
+                    self.rows[other] = {k: row for k, row in self.rows[other].items() if k[0] != key[0]}
         for table, changed in change.rows.items():
             for row in changed if table in KEYS else ():
                 self.put(table, row)
@@ -62,12 +64,6 @@ class Tables:
     def put(self, table: str, row: Row) -> None:
         """Keep columns of a row. `row` has its key and some of its columns."""
         self.rows[table].setdefault(tuple(row[column] for column in KEYS[table]), {}).update(row)
-
-    def forget(self, table: str, key: _Key) -> None:
-        """Drop a row, and with a run what belongs to it."""
-        self.rows[table].pop(key, None)
-        for other in _OF_A_RUN if table == "runs" else ():
-            self.rows[other] = {k: row for k, row in self.rows[other].items() if k[0] != key[0]}
 
 
 def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: int) -> list[str]:
@@ -84,7 +80,13 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         rows = tables.rows
         _insert(connection, "runs", rows["runs"].values(), problems)
         existing = {name for (name,) in connection.execute("SELECT name FROM runs")}
-        own = _names(rows)
+        # The names that each run has or had; those that only their directories describe are left out.
+        own = {name: {name} for (name,), run in rows["runs"].items() if "first_event" in run}
+        for event in rows["events"].values():
+            name = event["run"]
+            first = rows["runs"][(name,)]["first_event"] if name in own else None
+            if event["kind"] == "renamed" and first is not None and event["id"] >= first:
+                own[name].add(msgspec.json.decode(event["data"]).get("from", name))
         for source, run in enumerate((run for run in journals if run in existing), 1):
             problems += _take_in(store, connection, run, journals[run], source, own.get(run))
         _insert(connection, "attempts", rows["attempts"].values(), problems)
@@ -112,16 +114,6 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         _number_events(connection)
         connection.execute("DROP TABLE collected")
     return problems
-
-
-def _names(rows: Mapping[str, Mapping[_Key, Row]]) -> dict[str, set[str]]:
-    """List the names that each run has or had. Runs that only their directories describe are left out."""
-    own = {name: {name} for (name,), run in rows["runs"].items() if "first_event" in run}
-    for event in rows["events"].values():
-        run = event["run"]
-        if event["kind"] == "renamed" and run in own and event["id"] >= rows["runs"][(run,)]["first_event"]:
-            own[run].add(msgspec.json.decode(event["data"]).get("from", run))
-    return own
 
 
 def _take_in(

@@ -96,8 +96,13 @@ class Recorder:
 
     def __init__(self, connection: sqlite3.Connection, journal: Journal) -> None:
         self._connection = connection
-        self._journal = journal
-        self._columns = {table: _columns(connection, table) for table in KEYS}
+        self.journal = journal
+        self._columns = dict[str, list[str]]()  # that are noted, without the key
+        for table, key in KEYS.items():
+            named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            left_out = _DERIVED | _PASSING if table == "runs" else frozenset[str]()
+            noted = _ONLY.get(table, named)
+            self._columns[table] = [name for name in noted if name not in key and name not in left_out]
         for statement in ("PRAGMA temp_store = MEMORY", _NOTES, *self._triggers()):
             connection.execute(statement)
 
@@ -109,23 +114,32 @@ class Recorder:
         change = self._change()
         if change is None:
             return False
-        self._journal.write_ahead(change)
+        self.journal.write_ahead(change)
         try:
             self._count(change.number)
         except BaseException:
-            self._journal.undo()
+            self.journal.undo()
             raise
         return True
 
-    def undo(self) -> None:
-        """Take the last change back, because it was not committed after all."""
-        self._journal.undo()
-
     def write_all(self) -> None:
-        """Write all that the journal has to contain, in the open transaction, in place of earlier changes."""
-        rows = {table: self._all(table) for table in KEYS}
+        """Write all that the journal has to contain, in the open transaction, in place of earlier changes.
+
+        The rows of each table stand in the order in which they were inserted.
+        """
+        rows = dict[str, list[Row]]()
+        for table, columns in self._columns.items():
+            where = " WHERE " + " OR ".join(f'"{name}"' for name in _ONLY[table]) if table in _ONLY else ""
+            if table == "events":
+                newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
+                gone = newest.format(
+                    "run NOT IN (SELECT name FROM runs)"
+                )  # their numbers are never used again
+                where = f" WHERE {_OWN_EVENT.format('')} OR id IN ({gone})"
+            order = "" if table == "attempts" else "ORDER BY rowid"
+            rows[table] = list(self._select(table, columns, f"{where} {order}", ()))
         number = number_of(self._connection) + 1
-        self._journal.write_ahead(Change(number, rows=rows), all=True)
+        self.journal.write_ahead(Change(number, rows=rows), all=True)
         self._count(number)
 
     def _count(self, number: int) -> None:
@@ -158,16 +172,6 @@ class Recorder:
                 gone.setdefault(table, []).append(key)
         return Change(number_of(self._connection) + 1, renamed, rows, gone)
 
-    def _all(self, table: str) -> list[Row]:
-        """List the rows of a table in the order in which they were inserted."""
-        where = " WHERE " + " OR ".join(f'"{column}"' for column in _ONLY[table]) if table in _ONLY else ""
-        if table == "events":
-            newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
-            gone = newest.format("run NOT IN (SELECT name FROM runs)")  # their numbers are never used again
-            where = f" WHERE {_OWN_EVENT.format('')} OR id IN ({gone})"
-        order = "" if table == "attempts" else "ORDER BY rowid"
-        return list(self._select(table, self._columns[table], f"{where} {order}", ()))
-
     def _select(self, table: str, columns: Iterable[str], rest: str, values: Iterable[Any]) -> Iterable[Row]:
         names = [*KEYS[table], *(column for column in columns if column not in KEYS[table])]
         listed = ", ".join(f'"{name}"' for name in names)
@@ -199,13 +203,6 @@ _NOTES = (
 def number_of(connection: sqlite3.Connection) -> int:
     """Read how many transactions were recorded in the life of the database."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """List the columns of a table that are noted, without its key."""
-    named = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-    left_out = _DERIVED | _PASSING if table == "runs" else frozenset[str]()
-    return [c for c in _ONLY.get(table, named) if c not in KEYS[table] and c not in left_out]
 
 
 def _note(table: str, which: str, column: str, condition: str = "1") -> str:

@@ -12,9 +12,8 @@ from msgspec import Struct
 
 from lorad.box.paths import AttemptDir, RunDir
 from lorad.protocol.evals import SetScore
-from lorad.records.measured import Evaluation, Number, Result, Step
+from lorad.records.measured import Evaluation, Number
 from lorad.records.runs import Event, Rates, Run, RunGroup, Signals
-from lorad.records.sweeps import Halving, Rung, Sweep
 from lorad.records.versions import Version
 from lorad.states import EndReason, RunState
 from lorad.store.record import Row
@@ -118,15 +117,6 @@ class VersionRow(Version, frozen=True, kw_only=True):
         return f"{self.run}@{self.version}"
 
 
-def version_row(raw: Row) -> VersionRow:
-    decoded = {
-        "pinned": bool(raw["pinned"]),
-        "lineage": bool(raw["lineage"]),
-        "aliases": msgspec.json.decode(raw["aliases"], type=list[str]),
-    }
-    return VersionRow(**raw | decoded)
-
-
 class CheckpointPlace(Struct, frozen=True, kw_only=True):
     """Where the files of a checkpoint should be.
 
@@ -139,10 +129,6 @@ class CheckpointPlace(Struct, frozen=True, kw_only=True):
     path: str
 
 
-def step_row(raw: Row) -> Step:
-    return Step(**raw | {"metrics": msgspec.json.decode(raw["metrics"])})
-
-
 class EvalRow(Evaluation, frozen=True, kw_only=True):
     """An evaluation, and the file of its samples below the run's directory."""
 
@@ -152,11 +138,6 @@ class EvalRow(Evaluation, frozen=True, kw_only=True):
 
 def eval_row(raw: Row) -> EvalRow:
     return EvalRow(**raw | {"sets": msgspec.json.decode(raw["sets"], type=dict[str, SetScore])})
-
-
-def result_row(raw: Row) -> Result:
-    decoded = {key: msgspec.json.decode(raw[key]) for key in ("settings", "metrics")}
-    return Result(**{key: raw[key] for key in Result.__struct_fields__} | decoded)
 
 
 class PoolRow(Struct, frozen=True, kw_only=True):
@@ -191,16 +172,6 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
 
 def event_row(raw: Row) -> Event:
     return Event(**raw | {"data": msgspec.json.decode(raw["data"])})
-
-
-def sweep_row(raw: Row) -> Sweep:
-    halving = raw["halving"]
-    decoded = {
-        "grid": msgspec.json.decode(raw["grid"], type=dict[str, list[str]]),
-        "halving": None if halving is None else msgspec.json.decode(halving, type=Halving),
-        "rungs": msgspec.json.decode(raw["rungs"], type=list[Rung]),
-    }
-    return Sweep(**raw | decoded)
 
 
 _MADE_OF = {"group": ("queue_group",), "rates": ("tokens_per_second", "step_seconds")}  # columns of a field

@@ -9,7 +9,6 @@ import msgspec
 from lorad.errors import Conflict, NotFound
 from lorad.records.sweeps import Halving, Rung, Sweep
 from lorad.store.db import Rows, Store
-from lorad.store.rows import sweep_row
 
 _SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
@@ -57,7 +56,13 @@ def missing(sweep: str) -> NotFound:
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Sweep]:
     """Read the sweeps that the clauses `which` select, in their order."""
-    return [sweep_row(row) for row in store.rows(f"{_SELECT} {which}", parameters)]
+    sweeps = []
+    for row in store.rows(f"{_SELECT} {which}", parameters):
+        grid = msgspec.json.decode(row["grid"], type=dict[str, list[str]])
+        halving = msgspec.json.decode(row["halving"] or "null", type=Halving | None)
+        rungs = msgspec.json.decode(row["rungs"], type=list[Rung])
+        sweeps.append(Sweep(**row | {"grid": grid, "halving": halving, "rungs": rungs}))
+    return sweeps
 
 
 def sweeps(store: Rows, sweep: str | None = None) -> list[Sweep]:

@@ -15,7 +15,7 @@ from lorad.errors import NotFound
 from lorad.records.measured import Result
 from lorad.store import events
 from lorad.store.db import Rows, Store
-from lorad.store.rows import VersionRow, result_row, version_row
+from lorad.store.rows import VersionRow
 
 _RESULT = ", ".join(f'"{name}"' for name in Result.__struct_fields__)
 _MOST_RESULTS = 1000  # rows that are read at once
@@ -37,7 +37,12 @@ def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[VersionRow]:
     """Read the versions that the clauses `which` select, in their order."""
-    return [version_row(row) for row in store.rows(_SELECT + which, parameters)]
+    versions = []
+    for row in store.rows(_SELECT + which, parameters):
+        truths = {key: bool(row[key]) for key in ("pinned", "lineage")}
+        aliases = msgspec.json.decode(row["aliases"], type=list[str])
+        versions.append(VersionRow(**row | truths | {"aliases": aliases}))
+    return versions
 
 
 def get_version(store: Rows, run: str, number: int) -> VersionRow:
@@ -152,4 +157,8 @@ def results(store: Rows, run: str | None = None) -> list[Result]:
 def _results(store: Rows, which: str, *values: Any) -> list[Result]:
     size = "length(data) + length(settings) + length(metrics)"
     rows = store.page(f"SELECT id, {_RESULT} FROM results {which}", values, size=size, limit=_MOST_RESULTS)
-    return [result_row(row) for row in rows]
+    results = []
+    for row in rows:
+        decoded = {key: msgspec.json.decode(row[key]) for key in ("settings", "metrics")}
+        results.append(Result(**{key: row[key] for key in Result.__struct_fields__} | decoded))
+    return results

@@ -189,8 +189,8 @@ def look_at_process(ctx: Context, pool: Pool) -> None:
     attempt = pool.attempt()
     before = pool.process
     pool.process = ctx.processes.inspect(attempt)
-    if pool.process.is_up and not ctx.loop.is_watched(attempt.root):
-        ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
+    if pool.process.is_up:
+        ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
     if before.phase != pool.process.phase:
         _note(ctx, pool)
     if not pool.process.is_up:

@@ -12,7 +12,7 @@ from lorad.records.daemon import Census, Finding
 from lorad.states import RunState
 from lorad.store import runs
 from lorad.store.check import CheckReport, check
-from lorad.store.checkpoints import ever_made_by_all, not_deleted
+from lorad.store.checkpoints import ever_made, not_deleted
 from lorad.store.db import Reader, Rows
 from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
@@ -104,7 +104,7 @@ def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]
 
 def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
     """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
-    made_ones = ever_made_by_all(reader)
+    made_ones = ever_made(reader)
     versions = numbers(reader)
     for name, run in rows.items():
         if not RunState(run.state).is_over:

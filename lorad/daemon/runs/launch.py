@@ -3,6 +3,7 @@
 import json
 import os
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,8 +27,8 @@ def launch(ctx: Context, run: RunRow) -> None:
     """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
     attempt = run.attempt_dir
     state = ctx.processes.inspect(attempt)
-    if state.is_up and not ctx.loop.is_watched(attempt.root):
-        ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
+    if state.is_up:
+        ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
     if state.phase == "absent":
         is_new = start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
         _start_driver(ctx, run, joins=not is_new)
@@ -83,4 +84,4 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
     argv = commands.lane if spec_of(run).algorithm.kind == "tinker" else commands.driver
     env = commands.environment(ctx.home) | own_secrets(user)
     ctx.processes.start(attempt, [*argv, str(attempt.work)], env, cwd, about=about, user=user)
-    ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
+    ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))

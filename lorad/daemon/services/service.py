@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -179,8 +180,7 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
     state = state_of(ctx, process)
     newest = lives[-1] if lives else None
     if newest and state.is_up:
-        if not ctx.loop.is_watched(newest.root):
-            ctx.loop.watch(newest.root, ctx.processes.watch(newest))
+        if ctx.loop.watch(newest.root, partial(ctx.processes.watch, newest)):
             began = read_object(newest.command)
             present = str(ctx.home.root), process.service.launch(ctx, process).settings
             if began and (began.get("home"), began.get(process.service.name)) != present:
@@ -223,7 +223,7 @@ def _start(ctx: Context, process: ServiceProcess, attempt: AttemptDir) -> None:
     about: dict[str, object] = {"role": name, "attempt": int(attempt.root.name), name: launch.settings}
     about |= {"home": str(ctx.home.root)}
     ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=process.user)
-    ctx.loop.watch(attempt.root, ctx.processes.watch(attempt))
+    ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
     log.info("%s: starting, life %s", process.title, attempt.root.name)
 
 

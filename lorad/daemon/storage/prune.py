@@ -129,7 +129,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     old_checkpoints = []
     for path in (run.dir.checkpoints / name for name in names_in(run.dir.checkpoints)):
         key = key_of(path)
-        is_on_its_way = key is not None and key not in recorded and key[1] == run.attempt
+        is_on_its_way = key is not None and (run.name, *key) not in recorded and key[1] == run.attempt
         if key is not None and key not in staying and not is_on_its_way:
             old_checkpoints.append(Doomed(run.name, path, "checkpoint", why))
     why = f"checkpoint.keep_versions is {spec_of(run).checkpoint.keep_versions}"
