@@ -90,6 +90,8 @@ def once_called_helpers(path: Path) -> Iterator[_Place]:
     for node in nodes:
         if not isinstance(node, _Function) or not PRIVATE.match(node.name) or node.decorator_list:
             continue
+        if node.name.endswith("_"):  # a hook that others call, such as `_repr_html_`
+            continue
         if named[node.name] == 1 and node.name in called and body_lines(node) <= SHORT:
             yield node.lineno, node.name
 

@@ -21,7 +21,7 @@ from lorad.client.client import Client
 from lorad.client.evaluate import Grading, graded
 from lorad.client.overrides import from_here
 from lorad.client.spec_file import read_spec
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
@@ -284,7 +284,7 @@ def _differences(host: EnvironmentHost, samples: Sequence[Sample]) -> Iterator[d
 
 def _again(
     host: EnvironmentHost, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
-) -> list[Answer]:
+) -> list[EpisodeAnswer]:
     """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
     for sample, heard in live:
         said = sample.turns[number]
@@ -305,7 +305,7 @@ def _again(
     return answers
 
 
-def _difference(sample: Sample, number: int, answer: Answer) -> str:
+def _difference(sample: Sample, number: int, answer: EpisodeAnswer) -> str:
     """Return in what a turn was answered otherwise; "" where it was not."""
     turn = sample.turns[number]
     last = number == len(sample.turns) - 1

@@ -35,12 +35,12 @@ def main() -> None:
     parser.add_argument("--no-start", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, handlers=[_Notes()])
-    asyncio.run(_report(arguments.kind, start=not arguments.no_start))
 
+    async def report() -> None:
+        async for finding in _findings(arguments.kind, start=not arguments.no_start):
+            _write({"check": msgspec.to_builtins(finding)})
 
-async def _report(kind: str, *, start: bool) -> None:
-    async for finding in _findings(kind, start=start):
-        _write({"check": msgspec.to_builtins(finding)})
+    asyncio.run(report())
 
 
 async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFinding]:

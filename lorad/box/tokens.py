@@ -4,6 +4,7 @@ YAML, of owner -> token or list of tokens. A token may stand there as `sha256:` 
 file must be readable by its owner only, and is read again when it changes.
 """
 
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -45,7 +46,11 @@ class Tokens:
     def _known(self) -> _Digests:
         if self._path is None:
             return {}
-        if (stamp := _stamp_of(self._path)) != self._stamp:
+        stamp: tuple[int, ...] = ()  # changes with the file, its mode or its owner
+        with contextlib.suppress(OSError):
+            status = self._path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+        if stamp != self._stamp:
             self._digests = {}
             self._stamp = stamp
             try:
@@ -73,15 +78,6 @@ def tokens_trouble(settings: GatewaySettings) -> str:
     else:
         why = "" if owners else f"{settings.tokens} names no owners. Write `owner: token`, one a line."
     return f"gateway.tokens of config.yaml: {why} Until then everybody gets 401 over TCP." if why else ""
-
-
-def _stamp_of(path: Path) -> tuple[int, ...]:
-    """Return a stamp that changes with the file, its mode or its owner; empty when there is no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def read_tokens(path: Path) -> _Digests:

@@ -25,7 +25,7 @@ from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
 
 
-class Refusal(NamedTuple):
+class KeepRefusal(NamedTuple):
     """A pool did not take a version that it should keep.
 
     times: how often it was asked.
@@ -75,7 +75,7 @@ class Pool:
     held_at: tuple[float, int] = (0.0, 0)
     is_holding: bool = False
     checked: tuple[float, str] = (float("-inf"), "")
-    refusals: dict[str, Refusal] = field(default_factory=dict)
+    refusals: dict[str, KeepRefusal] = field(default_factory=dict)
     warned: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,7 @@ from lorad.box.machine import read_machine
 from lorad.box.private import read_key
 from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import code_of, environment, interpreter
-from lorad.driver.user.workers import Call, Reply, Setup, Workers
+from lorad.driver.user.workers import Call, Reply, RewardFunction, Workers
 from lorad.errors import SpecError
 from lorad.files import expanded
 from lorad.protocol.heartbeat import HEART
@@ -422,16 +422,16 @@ def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
     return settings | {"template": spec.prompt or _ASKS, "pattern": pattern, "bounds": spec.range}
 
 
-def _setup(spec: RewardSpec, cwd: Path) -> Setup:
+def _setup(spec: RewardSpec, cwd: Path) -> RewardFunction:
     if ":" in spec.name or spec.name in PACKAGED:
         name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
         code = code_of(name, cwd, "reward", spec.memory_bytes)
         settings = _judge(spec, cwd) if spec.name == "judge" else {}
         more = {"memory_key": "reward.memory", "timeout": spec.timeout, "settings": settings}
-        return Setup(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
+        return RewardFunction(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
     builtin(spec.name, spec.pattern)
     memory = spec.memory_bytes or read_machine().memory // 2
-    return Setup(
+    return RewardFunction(
         name=spec.name,
         pattern=spec.pattern,
         memory=memory,

@@ -1,6 +1,6 @@
 """The process in which environments run: `python -m lorad.envs.child LIFELINE`.
 
-JSON lines: a Setup, answered by Ready; then one Ask at a time, answered by Answer. See
+JSON lines: an EnvClass, answered by Ready; then one Ask at a time, answered by EpisodeAnswer. See
 `lorad/children/user_code.py`.
 """
 
@@ -26,7 +26,7 @@ with quick_imports():
     from lorad.rl.tools.specs import wrapped_all
 
 
-class Setup(Code):
+class EnvClass(Code):
     """A class in a file, or without a file the builtin one of that name. args: for its constructor."""
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -46,7 +46,7 @@ class Ask(Struct, frozen=True):
     at_limit: bool = False
 
 
-class Answer(Struct, frozen=True):
+class EpisodeAnswer(Struct, frozen=True):
     """What the environment said last, or what went wrong.
 
     seconds: how long all turns took that were made for it.
@@ -67,10 +67,10 @@ class Answer(Struct, frozen=True):
 
 
 def main(lifeline: int) -> None:
-    serve(lifeline, Setup, _load)
+    serve(lifeline, EnvClass, _load)
 
 
-def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
+def _load(setup: EnvClass) -> tuple[Callable[[bytes], EpisodeAnswer], list[str]]:
     kind = import_function(setup) if setup.file else BUILTIN[setup.function]
     if is_factory(kind):
         episodes = _Episodes(setup, lambda **args: Factory(kind, args))
@@ -87,26 +87,29 @@ def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
 class _Episodes:
     """The episodes of this process, each with how many turns it has heard."""
 
-    def __init__(self, setup: Setup, kind: Callable[..., Env]) -> None:
+    def __init__(self, setup: EnvClass, kind: Callable[..., Env]) -> None:
         self._setup = setup
         self._kind = kind
         self._there: dict[int, tuple[Env, int]] = {}
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> EpisodeAnswer:
         started = time.monotonic()
         try:
             for episode in ask.over:
                 self._close(episode)
             env, observed = self._heard(ask)
-            observed = _checked(observed)
+            if not isinstance(observed, Observation):
+                raise ValueError(f"returned {type(observed).__name__}, not an Observation")
+            if not abs(float(observed.reward)) < 1e30:  # NaN too
+                raise ValueError(f"returned the reward {observed.reward}, not a finite number")
             tools = [] if ask.turns else wrapped_all(getattr(env, "tools", ()))
         except BaseException as error:
             self._there.pop(ask.episode, None)
             failure = describe(error, self._setup)
-            return Answer(error=failure, is_last=isinstance(error, MemoryError))
+            return EpisodeAnswer(error=failure, is_last=isinstance(error, MemoryError))
         messages = observed.messages if isinstance(observed.messages, str | None) else [*observed.messages]
         seconds = time.monotonic() - started
-        return Answer(
+        return EpisodeAnswer(
             messages,
             float(observed.reward),
             dict(observed.metrics),
@@ -136,15 +139,6 @@ class _Episodes:
     def _close(self, episode: int) -> None:
         if episode in self._there:
             self._there.pop(episode)[0].close()
-
-
-def _checked(returned: Any) -> Observation:
-    """Return an observation of the right types. Raises ValueError."""
-    if not isinstance(returned, Observation):
-        raise ValueError(f"returned {type(returned).__name__}, not an Observation")
-    if not abs(float(returned.reward)) < 1e30:  # NaN too
-        raise ValueError(f"returned the reward {returned.reward}, not a finite number")
-    return returned
 
 
 if __name__ == "__main__":

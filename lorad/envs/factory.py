@@ -34,10 +34,15 @@ class Factory:
         """Begin. seed: TRL's contract has none."""
         reset = _awaited(self._theirs.reset)
         said = reset(**keywords_of(self._theirs.reset, "reset").chosen(row))
-        chat = _chat(row.get("prompt", ""))
+        prompt = row.get("prompt", "")
+        chat: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+        if isinstance(said, list) and all(isinstance(part, dict) and "text" in part for part in said):
+            said = "".join(str(part["text"]) for part in said)
         if said is not None:
+            if not isinstance(said, str):
+                raise ValueError(f"reset returned {type(said).__name__}, not text")
             last = chat[-1]
-            chat[-1] = {**last, "content": f"{last['content']}{_text(said)}"}
+            chat[-1] = {**last, "content": f"{last['content']}{said}"}
         return Observation(chat)
 
     def step(self, turn: Turn) -> Observation:
@@ -80,16 +85,3 @@ def _loop() -> Any:
     import asyncio
 
     return asyncio.new_event_loop()
-
-
-def _chat(prompt: Any) -> list[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-
-
-def _text(said: Any) -> str:
-    """Return the text of what `reset` returned. Raises ValueError for parts that are no text."""
-    if isinstance(said, list) and all(isinstance(part, dict) and "text" in part for part in said):
-        return "".join(str(part["text"]) for part in said)
-    if not isinstance(said, str):
-        raise ValueError(f"reset returned {type(said).__name__}, not text")
-    return said

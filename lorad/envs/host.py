@@ -20,7 +20,7 @@ from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import Ready
 from lorad.envs.builtin import BUILTIN
-from lorad.envs.child import Answer, Ask, Setup
+from lorad.envs.child import Ask, EnvClass, EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.lending import Lending
 from lorad.envs.protocol import Turn
@@ -92,18 +92,18 @@ class EnvironmentHost:
         """Return an episode that is to be reset."""
         return Heard(next(self._numbers), task)
 
-    def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, Answer]]:
+    def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, EpisodeAnswer]]:
         """Make an episode of each task and reset it."""
         episodes = [self.new(task) for task in tasks]
         return [*zip(episodes, self.answers(episodes), strict=True)]
 
-    def answers(self, episodes: Sequence[Heard]) -> list[Answer]:
+    def answers(self, episodes: Sequence[Heard]) -> list[EpisodeAnswer]:
         """What each says to its last turn, in order. Blocks; never raises for what user code does."""
         shares = [
             [place for place, heard in enumerate(episodes) if heard.number % len(self._workers) == number]
             for number in range(len(self._workers))
         ]
-        answered: dict[int, Answer] = {}
+        answered: dict[int, EpisodeAnswer] = {}
 
         def work(worker: _EnvProcess, share: list[int]) -> None:
             with HEART.waits():  # for a child, each time for no longer than its time limit
@@ -119,7 +119,7 @@ class EnvironmentHost:
                     future.result()
         return [answered[place] for place in range(len(episodes))]
 
-    def answer(self, heard: Heard) -> Answer:
+    def answer(self, heard: Heard) -> EpisodeAnswer:
         """What it says to its last turn, by the first process that has time. Safe between threads.
 
         Blocks; never raises for what user code does.
@@ -148,7 +148,7 @@ class EnvironmentHost:
 class _EnvProcess:
     """A process that plays episodes: it holds those in `_held`, and need no longer hold those in `over`."""
 
-    def __init__(self, setup: Setup, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
+    def __init__(self, setup: EnvClass, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
         self._setup = setup
         self._spec = spec
         self._python = python
@@ -178,7 +178,7 @@ class _EnvProcess:
             raise
         return child
 
-    def answer(self, heard: Heard) -> Answer:
+    def answer(self, heard: Heard) -> EpisodeAnswer:
         with self._busy:
             for _ in range(1 + self._spec.retry):
                 answer = self._answer(heard)
@@ -193,14 +193,14 @@ class _EnvProcess:
         with self._busy:
             self._stop()
 
-    def _answer(self, heard: Heard) -> Answer:
+    def _answer(self, heard: Heard) -> EpisodeAnswer:
         if self._closed:
-            return Answer(error="the environments are closed")
+            return EpisodeAnswer(error="the environments are closed")
         started = time.monotonic()
         turns = 1
         left = self._spec.episode_timeout - heard.seconds
         if left <= 0:
-            return Answer(error=self._too_long)
+            return EpisodeAnswer(error=self._too_long)
         try:
             child = self._child if self._child is not None and self._child.alive else self.start()
             over = [self.over.popleft() for _ in range(len(self.over))]
@@ -209,14 +209,14 @@ class _EnvProcess:
             limit = min(self._spec.timeout, left) * turns
             started = time.monotonic()
             answer = child.ask(
-                Ask(heard.number, heard.task, heard.turns, over, heard.at_limit), Answer, limit
+                Ask(heard.number, heard.task, heard.turns, over, heard.at_limit), EpisodeAnswer, limit
             )
             self._held.add(heard.number)
             if answer.error:
                 self._held.discard(heard.number)
         except (SpecError, Lost) as error:
             self._stop()
-            answer = Answer(error=str(error), seconds=time.monotonic() - started)
+            answer = EpisodeAnswer(error=str(error), seconds=time.monotonic() - started)
         heard.seconds += answer.seconds / turns  # what others made necessary again does not count
         if answer.error and heard.seconds >= self._spec.episode_timeout:
             return changed(answer, error=self._too_long)
@@ -232,10 +232,10 @@ class _EnvProcess:
             self._child = None
 
 
-def _setup(spec: EnvSpec, cwd: Path) -> Setup:
+def _setup(spec: EnvSpec, cwd: Path) -> EnvClass:
     if spec.name is not None and ":" in spec.name:
         code = code_of(spec.name, cwd, "env.name", spec.memory_bytes)
-        return Setup(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
+        return EnvClass(**asdict(code) | {"memory_key": "env.memory", "args": spec.args})
     if spec.name is None or spec.name not in BUILTIN:
         raise SpecError(
             f"there is no environment {spec.name!r}",
@@ -243,4 +243,4 @@ def _setup(spec: EnvSpec, cwd: Path) -> Setup:
             hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:Class.",
         )
     memory = spec.memory_bytes or read_machine().memory // 2
-    return Setup(function=spec.name, memory=memory, memory_key="env.memory", args=spec.args)
+    return EnvClass(function=spec.name, memory=memory, memory_key="env.memory", args=spec.args)

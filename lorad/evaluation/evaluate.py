@@ -13,7 +13,7 @@ from lorad.client.client import Client
 from lorad.driver.evals.evaluate import summary
 from lorad.driver.rewards import Rewarder, Score
 from lorad.driver.sampling.generate import seeds_of
-from lorad.driver.session import Plan, Sample
+from lorad.driver.session import Plan
 from lorad.errors import Conflict, SpecError
 from lorad.evaluation.episodes import played
 from lorad.models.facts import read_facts
@@ -59,12 +59,11 @@ def evaluate(request: Wanted) -> Evaluated:
         max_new_tokens=eval_set.max_new_tokens or spec.rollout.max_new_tokens,
         stop=spec.rollout.stop,
     )
-    used = replace(eval_set, max_new_tokens=sampling.max_new_tokens)
-    settings = msgspec.to_builtins(used)
+    settings = msgspec.to_builtins(replace(eval_set, max_new_tokens=sampling.max_new_tokens))
     if spec.env.name is not None:
         settings = {key: value for key, value in settings.items() if key != "reward"} | {"env": spec.env.name}
         groups = [*played(client, name, spec, tokenizer, examples, sampling, cwd)]
-        completions = [[_of_episode(sample) for sample in group] for group in groups]
+        completions = [[Completion(s.text, s.tokens.tolist(), s.finish) for s in group] for group in groups]
         scores = [sample.episode.score for group in groups for sample in group if sample.episode]
         tokenizer.close()
     else:
@@ -72,21 +71,14 @@ def evaluate(request: Wanted) -> Evaluated:
         rewards = rewards_of(spec.reward if eval_set.reward is None else eval_set.reward)
         settings["reward"] = msgspec.to_builtins([*rewards])
         with Rewarder(rewards, cwd) as rewarder:
-            _refuse_lacking(rewarder, examples[0])
+            lacking = rewarder.lacking(examples[0].row, has_answers=bool(examples[0].answer))
+            for function, missing in lacking.items():
+                raise Conflict(
+                    f"{function} needs {', '.join(missing)}, which the data does not have",
+                    hint=f"{renamed(missing)}Give another --reward, or --answer-key.",
+                )
             completions = [*_completed(client, name, examples, sampling)]
-            to_score = [
-                [
-                    e.for_reward(
-                        sample.text,
-                        sample.finish or "length",
-                        sample.tokens,
-                        tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
-                    )
-                    for sample in group
-                ]
-                for e, group in zip(examples, completions, strict=True)
-            ]
-            scores = rewarder.begin(to_score).scores()
+            scores = _scores(rewarder, examples, completions, tokenizer)
     by_problem = [scores[start : start + eval_set.n] for start in range(0, len(scores), eval_set.n)]
     if request.out:
         _write(Path(request.cwd, request.out), examples, completions, by_problem)
@@ -123,15 +115,6 @@ def _spec(data: dict[str, Any], request: Wanted) -> Spec:
     return spec
 
 
-def _refuse_lacking(rewarder: Rewarder, first: Example) -> None:
-    """Raises SpecError where the rows lack what the reward asks for."""
-    for name, missing in rewarder.lacking(first.row, has_answers=bool(first.answer)).items():
-        raise Conflict(
-            f"{name} needs {', '.join(missing)}, which the data does not have",
-            hint=f"{renamed(missing)}Give another --reward, or --answer-key.",
-        )
-
-
 def _completed(
     client: Client, version: str, examples: Sequence[Example], sampling: Sampling
 ) -> Iterator[list[Completion]]:
@@ -150,8 +133,26 @@ def _completed(
             yield answer.completions[start : start + sampling.n]
 
 
-def _of_episode(sample: Sample) -> Completion:
-    return Completion(sample.text, sample.tokens.tolist(), sample.finish)
+def _scores(
+    rewarder: Rewarder,
+    examples: Sequence[Example],
+    completions: Sequence[Sequence[Completion]],
+    tokenizer: Tokenizer,
+) -> list[Score]:
+    """Score the completions of each example, in order."""
+    to_score = [
+        [
+            example.for_reward(
+                sample.text,
+                sample.finish or "length",
+                sample.tokens,
+                tokenizer.decode(sample.tokens, skip_special=False) if rewarder.wants_raw else "",
+            )
+            for sample in group
+        ]
+        for example, group in zip(examples, completions, strict=True)
+    ]
+    return rewarder.begin(to_score).scores()
 
 
 def _write(

@@ -44,7 +44,13 @@ def grade(grading: Grading) -> Graded:
     if spec.env.name is not None:
         problem = f"episodes of {spec.env.name} have the reward that it gives"
         raise SpecError(problem, key="env.name", hint="`lorad try` without --rewards plays some.")
-    prompts = _saved(grading.run, grading.step) if grading.run else _written(grading.lines, spec.data)
+    if grading.run:
+        prompts = _saved(grading.run, grading.step)
+    else:  # lines with equal prompts behind each other belong together
+        rows = json_lines((line.encode() for line in grading.lines.split("\n")), "<stdin>")
+        written = (completion for row in rows for completion in _of_line(row, spec.data))
+        by_prompt = groupby(written, lambda item: item.input.prompt_value or item.sample.prompt_id)
+        prompts = ([*group] for _, group in by_prompt)
     groups = [*islice(prompts, grading.n)]
     flat = [completion for group in groups for completion in group]
     if not 0 < len(flat) <= _MOST:
@@ -54,22 +60,16 @@ def grade(grading: Grading) -> Graded:
             _refuse_lacking(rewarder, completion)
         inputs = [[completion.input for completion in group] for group in groups]
         if grading.run and rewarder.wants_raw:
-            inputs = _with_raw(spec, inputs)
+            decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
+            inputs = [
+                [replace(i, raw_completion=decode(i.completion_ids)) for i in group] for group in inputs
+            ]
         scores = rewarder.begin(inputs).scores()
     graded = [
         replace(completion.sample, reward=score.value, rewards=dict(score.parts), error=score.error or None)
         for completion, score in zip(flat, scores, strict=True)
     ]
     return Graded(samples=graded)
-
-
-def _with_raw(spec: Spec, groups: list[list[RewardInput]]) -> list[list[RewardInput]]:
-    """Add the text with special tokens and the stop string to saved samples. Raises SpecError."""
-    decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
-    return [
-        [replace(sample, raw_completion=decode(sample.completion_ids)) for sample in group]
-        for group in groups
-    ]
 
 
 def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
@@ -85,17 +85,6 @@ def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
             key="reward",
             hint=f"{renamed(missing)}{advice}",
         )
-
-
-def _written(lines: str, data: Data) -> Iterator[list[_Ungraded]]:
-    """Yield the completions of each prompt; lines with equal prompts behind each other belong together.
-
-    Raises SpecError.
-    """
-    rows = json_lines((line.encode() for line in lines.split("\n")), "<stdin>")
-    completions = (completion for row in rows for completion in _of_line(row, data))
-    for _, group in groupby(completions, lambda item: item.input.prompt_value or item.sample.prompt_id):
-        yield [*group]
 
 
 def _of_line(row: Row, data: Data) -> Iterator[_Ungraded]:

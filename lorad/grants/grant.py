@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -34,11 +35,11 @@ from lorad.protocol.nodes import (
     GrantLine,
     GrantRequest,
     GrantStatus,
-    Lost,
+    LostNode,
     NodesSetup,
     PlacedNode,
     Refused,
-    Waiting,
+    WaitingGrant,
 )
 
 log = logging.getLogger(__name__)
@@ -116,14 +117,7 @@ class Grant:
             stack.callback(ended.cancel)
             self._tell("asked")
             granted = await self._answer(lines, child)
-
-            async def connect(granted_node: GrantedNode) -> Node:
-                self._check(granted_node)
-                connection = Node.connected(granted_node, credentials, self._life, self._setup)
-                node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
-                node.leaving.add_done_callback(lambda _: self._leave(node))
-                return node
-
+            connect = functools.partial(self._connect, stack, credentials)
             for granted_node in granted.nodes:
                 await connect(granted_node)
             self._tell("granted", nodes=granted.nodes)
@@ -133,6 +127,22 @@ class Grant:
                 yield
             finally:
                 self._ending = True
+
+    async def _connect(
+        self, stack: AsyncExitStack, credentials: Credentials, granted_node: GrantedNode
+    ) -> Node:
+        self._check(granted_node)
+        connection = Node.connected(granted_node, credentials, self._life, self._setup)
+        node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
+
+        def leave(_: object) -> None:
+            if node in self.rollout:
+                self._lose(LostNode(node.name, "it was asked to end"))
+            elif node in self.hosts:  # whose runs the daemon takes first
+                self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
+
+        node.leaving.add_done_callback(leave)
+        return node
 
     def _prepare(self) -> None:
         sweep(self._record)
@@ -188,7 +198,7 @@ class Grant:
         HEART.work("")  # others decide for how long
         while True:
             match await lines.get():
-                case Waiting(words):
+                case WaitingGrant(words):
                     log.info("waiting for nodes: %s", words)
                     self._tell("asked", words)
                 case Granted() as granted:
@@ -228,7 +238,7 @@ class Grant:
         """
         while not self._ending:
             line = await lines.get()
-            if isinstance(line, Lost):
+            if isinstance(line, LostNode):
                 if not await self._stays(line):
                     self._lose(line)
             elif isinstance(line, Granted):
@@ -240,7 +250,7 @@ class Grant:
                     node.lose("the grant process has ended")
                 return
 
-    async def _stays(self, line: Lost) -> bool:
+    async def _stays(self, line: LostNode) -> bool:
         """Report whether a node with ranks, whose scheduler was asked to go, is there for their step."""
         node = self._nodes.get(line.node)
         if node is None or node not in self.hosts:
@@ -250,14 +260,7 @@ class Grant:
                 await node.leave()
         return node.leaving.done() and not node.lost.done()
 
-    def _leave(self, node: Node) -> None:
-        """Let a rollout node go that was asked to end; of one with ranks the daemon takes the runs first."""
-        if node in self.rollout:
-            self._lose(Lost(node.name, "it was asked to end"))
-        elif node in self.hosts:
-            self._tell("granted", f"{node.name} was asked to end", nodes=self._status.nodes)
-
-    def _lose(self, line: Lost) -> None:
+    def _lose(self, line: LostNode) -> None:
         """Give up a node. Without a rollout node the others go on."""
         if (node := self._nodes.get(line.node)) is None:
             return

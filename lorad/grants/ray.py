@@ -415,14 +415,12 @@ def _end_of(node: _Json) -> _Json:
     try:
         return {"how": f"its agent {ray.get(node['actor'].wait.remote())}"}
     except Exception as error:
-        return {"how": f"Ray lost it: {_first_line(error)}", "is_asked": _was_asked(node["id"])}
-
-
-def _was_asked(node_id: str) -> bool:
-    try:
-        return any(node["NodeID"] == node_id and node.get("DeathReason") in _ASKED for node in ray.nodes())
-    except Exception:  # Ray is gone altogether
-        return False
+        try:
+            mine = [each for each in ray.nodes() if each["NodeID"] == node["id"]]
+        except Exception:  # Ray is gone altogether
+            mine = []
+        is_asked = any(each.get("DeathReason") in _ASKED for each in mine)
+        return {"how": f"Ray lost it: {_first_line(error)}", "is_asked": is_asked}
 
 
 def _first_line(error: Exception) -> str:

@@ -20,10 +20,10 @@ from lorad.protocol.nodes import (
     Granted,
     GrantedNode,
     GrantRequest,
-    Lost,
+    LostNode,
     Refused,
     StaticNode,
-    Waiting,
+    WaitingGrant,
 )
 
 _START_SECONDS = 60.0  # for an agent to say where it listens
@@ -157,7 +157,7 @@ class _Holding:
             if isinstance(taken, _Never):
                 await self._pool.say(Refused(str(taken), LARGER))
                 return
-            await self._pool.say(Waiting(taken))
+            await self._pool.say(WaitingGrant(taken))
             await asyncio.sleep(_AGAIN_SECONDS)
         self._taken = taken
         try:
@@ -173,7 +173,7 @@ class _Holding:
         while True:
             code = await started.process.wait()
             self._taken.remove(started)
-            await self._pool.say(Lost(started.node.name, f"its agent exited with code {code}"))
+            await self._pool.say(LostNode(started.node.name, f"its agent exited with code {code}"))
             if not is_elastic:
                 return
             started = await self._another()

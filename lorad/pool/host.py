@@ -98,7 +98,14 @@ async def _started(
             why = f"timesliced, but {config.engine} cannot sleep"
             raise SpecError(why, key="pool.mode", hint="Use resident, or auto.")
         if grant is not None and grant.rollout and config.nodes is not None:
-            returns = asyncio.create_task(_replace_lost(grant, engine, config.nodes.patience))
+            replacing: Any = engine
+            replacing.expect_nodes(config.nodes.patience)  # it may be without any server for so long
+
+            async def replace_lost() -> None:
+                while True:
+                    replacing.replace_node(*await grant.returned.get())
+
+            returns = asyncio.create_task(replace_lost())
         yield training, engine
     finally:
         if returns is not None:
@@ -107,15 +114,6 @@ async def _started(
             await engine.close()
         finally:
             await training.trainer.shut_down()
-
-
-async def _replace_lost(grant: "Grant", engine: Any, patience: float) -> None:
-    """Move the servers of lost nodes to nodes that are granted in their places. The engine may be without any
-    server for `patience` seconds.
-    """
-    engine.expect_nodes(patience)
-    while True:
-        engine.replace_node(*await grant.returned.get())
 
 
 class _Start:

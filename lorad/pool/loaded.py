@@ -26,7 +26,7 @@ _clock = itertools.count()
 
 
 @dataclass(eq=False)
-class LoadedVersion:
+class PoolVersion:
     """One loaded version.
 
     Attributes:
@@ -62,7 +62,7 @@ class LoadedVersions:
     def __init__(self, engine: Engine, forget: Callable[[str], None]) -> None:
         self._engine = engine
         self._forget = forget
-        self._entries: dict[str, LoadedVersion] = {}
+        self._entries: dict[str, PoolVersion] = {}
         self._names: dict[str, int] = {}
         self._loading = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
@@ -98,30 +98,28 @@ class LoadedVersions:
                 )
             await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
 
-    def find(self, version: str) -> LoadedVersion | None:
+    def find(self, version: str) -> PoolVersion | None:
         return self._entries.get(version)
 
-    async def publish(self, version: str, source: AdapterSource) -> LoadedVersion:
+    async def publish(self, version: str, source: AdapterSource) -> PoolVersion:
         """Load a run's new version; nobody finds it before `adopt`. A load that fails changes nothing."""
         count = self._names[version] = self._names.get(version, 0) + 1
         name = version if count == 1 else f"{version}+{count}"
         loaded = await self._engine.load(name, source)
-        return LoadedVersion(
-            version, name, source.digest, held=True, served=False, delivered=loaded.delivered
-        )
+        return PoolVersion(version, name, source.digest, held=True, served=False, delivered=loaded.delivered)
 
-    def adopt(self, entry: LoadedVersion) -> None:
+    def adopt(self, entry: PoolVersion) -> None:
         """Put an entry that passed its attestation in place: from now on its version means it."""
         if (old := self._entries.get(entry.version)) is not None:
             self._drop(old)
         self._entries[entry.version] = entry
 
-    async def refuse(self, entry: LoadedVersion) -> None:
+    async def refuse(self, entry: PoolVersion) -> None:
         """Unload an entry that did not pass, before this returns."""
         self._forget(entry.engine_name)
         await self._engine.unload(entry.engine_name)
 
-    def release(self, entry: LoadedVersion) -> None:
+    def release(self, entry: PoolVersion) -> None:
         """Let go of an entry on behalf of its run; it stays while it is served."""
         entry.held = False
         if not entry.served:
@@ -129,8 +127,8 @@ class LoadedVersions:
         self._trim()
 
     async def serve(
-        self, version: str, digest: str, bring: Callable[[], Awaitable[LoadedVersion]], *, keep: bool = False
-    ) -> LoadedVersion:
+        self, version: str, digest: str, bring: Callable[[], Awaitable[PoolVersion]], *, keep: bool = False
+    ) -> PoolVersion:
         """Return the loaded version, or what `bring` loads.
 
         Raises IntegrityError when other bytes are loaded.
@@ -157,7 +155,7 @@ class LoadedVersions:
         return entry
 
     @contextmanager
-    def use(self, version: str) -> Iterator[LoadedVersion]:
+    def use(self, version: str) -> Iterator[PoolVersion]:
         """Keep a version from being trimmed. Raises NotFound."""
         entry = self._entries.get(version)
         if entry is None:
@@ -188,19 +186,20 @@ class LoadedVersions:
             self._drop(entry)
         return bool(gone)
 
-    def _drop(self, entry: LoadedVersion) -> None:
+    def _drop(self, entry: PoolVersion) -> None:
         """Hide an entry from now on, and unload it when its last user has finished."""
         if self._entries.get(entry.version) is entry:
             del self._entries[entry.version]
-        task = asyncio.create_task(self._unload(entry))
+
+        async def unload() -> None:
+            while entry.users:
+                await entry.idle.wait()
+            self._forget(entry.engine_name)
+            await self._engine.unload(entry.engine_name)
+
+        task = asyncio.create_task(unload())
         self._background.add(task)
         task.add_done_callback(self._ended)
-
-    async def _unload(self, entry: LoadedVersion) -> None:
-        while entry.users:
-            await entry.idle.wait()
-        self._forget(entry.engine_name)
-        await self._engine.unload(entry.engine_name)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

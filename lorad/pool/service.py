@@ -107,15 +107,16 @@ class PoolService:
             return
         if call.id in mine:
             raise BadFrame(f"two calls at once are number {call.id}")
-        task = mine[call.id] = asyncio.create_task(self._answer(wire, call))
+
+        async def answer() -> None:
+            with contextlib.suppress(OSError):  # the peer is gone: its connection ends by itself
+                async with contextlib.aclosing(_answers(self._pool, call)) as replies:
+                    async for reply in replies:
+                        await wire.send(reply)
+
+        task = mine[call.id] = asyncio.create_task(answer())
         task.add_done_callback(lambda _: mine.pop(call.id))
         _keep(self._answering, task)
-
-    async def _answer(self, wire: _Wire, call: Call) -> None:
-        with contextlib.suppress(OSError):  # the peer is gone: its connection ends by itself
-            async with contextlib.aclosing(_answers(self._pool, call)) as replies:
-                async for reply in replies:
-                    await wire.send(reply)
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
@@ -157,7 +158,13 @@ class _Wire:
         A frame is sent whole even if its sender is cancelled meanwhile: the other calls of this connection
         continue.
         """
-        frame = asyncio.create_task(self._send(frames.encode(answer)))
+
+        async def send(parts: list[bytes | memoryview]) -> None:
+            async with self._sending:
+                for part in parts:
+                    await self._loop.sock_sendall(self._peer, part)
+
+        frame = asyncio.create_task(send(frames.encode(answer)))
         self._frames.add(frame)
         frame.add_done_callback(self._sent)
         await asyncio.shield(frame)
@@ -170,11 +177,6 @@ class _Wire:
 
     def close(self) -> None:
         self._peer.close()
-
-    async def _send(self, parts: list[bytes | memoryview]) -> None:
-        async with self._sending:
-            for part in parts:
-                await self._loop.sock_sendall(self._peer, part)
 
     def _sent(self, frame: asyncio.Task[None]) -> None:
         self._frames.discard(frame)

@@ -9,9 +9,9 @@ import numpy as np
 from lorad.errors import Conflict
 from lorad.models.turns import Caller, Party, Payer, caller
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.prediction import VersionFiles
+from lorad.pool.attest.prediction import VersionOnDisk
 from lorad.pool.attest.verdict import Outcome
-from lorad.pool.loaded import LoadedVersion
+from lorad.pool.loaded import PoolVersion
 from lorad.protocol.calls import Call, Open
 from lorad.trainers.base import SlotInfo
 
@@ -75,9 +75,9 @@ class Tenant:
     slot: SlotInfo
     canaries: Canaries
     number: int = -1
-    versions: list[LoadedVersion] = field(default_factory=list)
+    versions: list[PoolVersion] = field(default_factory=list)
     change: np.ndarray | None = None
-    files: VersionFiles | None = None
+    files: VersionOnDisk | None = None
     proof: _Proof = field(default_factory=_Proof)
 
     @property
@@ -104,7 +104,7 @@ class Tenant:
         """Return the engine's name for the current version; "" while there is none."""
         return self.versions[-1].engine_name if self.versions else ""
 
-    def attested(self, version: str) -> LoadedVersion:
+    def attested(self, version: str) -> PoolVersion:
         """Find a version. Raises Conflict for one that was not attested in this attempt or is not loaded any
         more.
         """
@@ -117,8 +117,8 @@ class Tenant:
         )
 
     def advance(
-        self, number: int, entry: LoadedVersion, change: np.ndarray, files: VersionFiles
-    ) -> list[LoadedVersion]:
+        self, number: int, entry: PoolVersion, change: np.ndarray, files: VersionOnDisk
+    ) -> list[PoolVersion]:
         """Make the entry the current one; return the entries that the run lets go."""
         self.number = number
         self.change = change

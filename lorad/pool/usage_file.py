@@ -29,7 +29,8 @@ from lorad.protocol.status import USES, Uses, encode_uses
 
 log = logging.getLogger(__name__)
 
-_PERIOD, _REST = 1.0, 10.0  # seconds between two lines, and where nobody works
+_PERIOD = 1.0  # seconds between two lines
+_REST = 10.0  # the same where nobody works
 _SYNC = 5.0  # seconds that a power cut may take
 _ROOM = 4 << 20  # bytes out of date
 

@@ -1,7 +1,7 @@
 """Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward,
 memory.
 
-`python -m lorad.preflight` reads a Question on stdin and prints an Answer, see
+`python -m lorad.preflight` reads a SpecQuestion on stdin and prints PreflightLines, see
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
 """
 
@@ -19,7 +19,7 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     import msgspec
-    from msgspec.structs import replace
+    from msgspec.structs import asdict, replace
 
     from lorad.adapters.adapter import AdapterConfig
     from lorad.adapters.peft import outline, read_peft
@@ -55,7 +55,6 @@ with quick_imports():
     from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import (
         Numbers,
-        adapters_alone,
         memory_of_gpus,
         pool_memory,
         step_of,
@@ -77,7 +76,7 @@ with quick_imports():
         settled_mode,
     )
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
-    from lorad.protocol.preflight import Answer, BaseFacts, ErrorSaid, Question, SpecFacts
+    from lorad.protocol.preflight import BaseFacts, ErrorSaid, PreflightLine, SpecFacts, SpecQuestion
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
@@ -86,7 +85,6 @@ with quick_imports():
     from lorad.rl.tokenizer import Tokenizer
     from lorad.servers.table import NAMES, SERVERS
     from lorad.spec.data import names_of
-    from lorad.spec.lora import Lora
     from lorad.spec.model import Spec, convert, fitted
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
@@ -118,7 +116,7 @@ def preflight(
         loggers, notify: what runs have whose spec names none; None to read config.yaml.
         backends, cluster: what the box has; where backends is None, config.yaml has both.
         look: whether to describe the data, too.
-        written: see Question.
+        written: see SpecQuestion.
     """
     begin("reading the model")
     try:
@@ -146,9 +144,11 @@ def preflight(
 
 def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     """Yield an error for everything that the spec names and that is missing or unreadable on disk."""
+    sets = (each.data for each in spec.eval.sets.values())
+    sources = [*names_of(spec.data.train), *names_of(spec.data.eval), *sets]
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
-        *(partial(_there, source, cwd) for source in _sources(spec)),
+        *(partial(_there, source, cwd) for source in sources),
         lambda: UserFunctions(spec.algorithm, cwd),
     ]
     for judged in (spec, *spec.of_sources.values()):
@@ -162,12 +162,6 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
             yield error
         except (AdapterRefused, OSError):  # said by `checked`, once the rest is right
             pass
-
-
-def _sources(spec: Spec) -> list[str]:
-    """List the data that a spec names."""
-    named = (*names_of(spec.data.train), *names_of(spec.data.eval))
-    return [*named, *(one.data for one in spec.eval.sets.values())]
 
 
 def _there(source: str, cwd: Path) -> None:
@@ -187,8 +181,8 @@ def _checked(
     warm: bool = False,
     reference: Path | None = None,
 ) -> tuple[SpecFacts, Dataset, Tokenizer]:
-    """Check a spec against disk, machine and config.yaml; the arguments are those of `Question`. Returns what
-    it found, with the data that it read and the tokenizer. Raises SpecError.
+    """Check a spec against disk, machine and config.yaml; the arguments are those of `SpecQuestion`. Returns
+    what it found, with the data that it read and the tokenizer. Raises SpecError.
     """
     refuse_contradictions(spec)
     check_backends(spec, box)
@@ -205,12 +199,13 @@ def _checked(
     check_start(spec, model, directory, cwd)
     spec = fitted(spec, model.max_positions)
     teacher = check_teacher(spec, cwd, directory, model)
-    numbers = _numbers(spec, adapter, shapes, reference, teacher.facts if teacher else model)
+    taught = teacher.facts if teacher else None
+    numbers = _numbers(spec, adapter, shapes, reference, taught or model)
     tokenizer = checked_tokenizer(directory)
     begin(f"importing {spec.env.name}" if spec.env.package else "reading the data")
     data = load_train(spec, tokenizer, cwd)
     spec = settled_mode(spec, box)
-    parts = _memory(spec, model, adapter, numbers, data, device, teacher, warm=warm)
+    parts = pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, taught, warm=warm)
     free = available or (available_memory() if device == "cpu" and is_here else None)
     sides = [] if warm or not is_here else memory_of_gpus(spec, model, adapter, numbers, data)
     check_memory(parts, sides, free, device, spec.pool.memory_fraction)
@@ -223,19 +218,15 @@ def _checked(
         said = {"device": device, "elsewhere": not is_here, "stop_token_ids": tokenizer.eos_ids}
         warnings += server_check()(spec, box, base, directory, cwd, **said)
     facts = SpecFacts(
+        **asdict(base),
         model_path=str(directory),
         model_dtype=model.dtype,
-        model_type=model.model_type,
         hidden_size=model.hidden_size,
         parameters=model.parameters,
-        max_positions=base.max_positions,
-        teacher_path=base.teacher_path,
-        linears=base.linears,
-        of_experts=base.of_experts,
-        modules=base.modules,
-        routes=base.routes,
         adapter_parameters=numbers.adapter,
-        lora=_settled(spec.lora, adapter),
+        lora=replace(spec.lora, experts=replace(spec.lora.experts, rank=adapter.rank_of_experts))
+        if adapter.experts
+        else spec.lora,
         reference_parameters=numbers.frozen,
         critic_parameters=numbers.critic,
         memory_needed=sum(parts.values()),
@@ -250,13 +241,6 @@ def _checked(
         warnings=warnings + check_dtype(spec, device) + doubts(spec),
     )
     return facts, data, tokenizer
-
-
-def _settled(lora: Lora, adapter: AdapterConfig) -> Lora:
-    """Return `lora` with the rank on experts, where the adapter is on any."""
-    if not adapter.experts:
-        return lora
-    return replace(lora, experts=replace(lora.experts, rank=adapter.rank_of_experts))
 
 
 def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
@@ -289,24 +273,6 @@ def _numbers(
     frozen = max(frozen, size if algorithm.kl.reset_every else 0)
     critic = size * (algorithm.critic.rank or adapter.rank) // adapter.rank * algorithm.has_critic
     return Numbers(size, frozen, critic)
-
-
-def _memory(
-    spec: Spec,
-    model: ModelFacts,
-    adapter: AdapterConfig,
-    numbers: Numbers,
-    data: Dataset,
-    device: str,
-    teacher: Teacher | None,
-    *,
-    warm: bool,
-) -> dict[str, int]:
-    """Return bytes by part. warm: see Question."""
-    if warm:
-        return adapters_alone(spec, model, adapter, numbers, device)
-    facts = teacher.facts if teacher else None
-    return pool_memory(spec, model, adapter, numbers, step_of(spec, data), device, facts)
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
@@ -418,9 +384,8 @@ def _warnings(
         ),
         f"model: its configuration does not name {late}, with which its "
         "tokenizer or its chat template ends turns; completions end there as well": bool(tokenizer.late_ends),
-        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": spec.eval.every > 0
-        and not (held_out or spec.eval.sets)
-        and spec.algorithm.kind != "tinker",
+        "data.eval: not given, so nothing is evaluated (eval.every: 0 says the same)": _is_evaluated(spec)
+        and not (held_out or spec.eval.sets),
         f"data: {data.dropped} {rows} are longer than data.{limit} and are left out": data.dropped > 0,
         f"data: {data.size} {rows} are fewer than data.prompts_per_step; a step sees some of them "
         "twice": data.size is not None and data.size < spec.data.prompts_per_step,
@@ -432,8 +397,8 @@ def _warnings(
     return [text for text, holds in doubts.items() if holds]
 
 
-def _refused(error: Exception) -> Answer:
-    return Answer(error=msgspec.convert(to_wire(error), ErrorSaid))
+def _refused(error: Exception) -> PreflightLine:
+    return PreflightLine(error=msgspec.convert(to_wire(error), ErrorSaid))
 
 
 def main() -> int:
@@ -443,7 +408,7 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr), telling(answers):
         try:
-            request = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=SpecQuestion)
             facts = preflight(
                 convert(request.spec),
                 cwd=Path(request.cwd),
@@ -459,7 +424,7 @@ def main() -> int:
                 cluster=cluster_of(request.cluster),
                 written=request.written,
             )
-            answer = Answer(facts=facts)
+            answer = PreflightLine(facts=facts)
         except OSError as error:
             unreadable = SpecError(
                 f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS

@@ -3,7 +3,6 @@ gets it.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,8 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
     else:
         prompts = data.prompt_lengths
         completions = data.completion_lengths
+    answer = first.answer_value
+    kind = type(answer)
     return DataLook(
         looked_at=len(prompts),
         prompts=_lengths(prompts),
@@ -36,16 +37,9 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
         prompt=first.prompt[:_CHARACTERS],
         prompt_tokens=len(first.tokens),
         answer=first.answer[:_CHARACTERS],
-        answer_type=_type_of(first.answer_value),
+        answer_type="" if answer is None or isinstance(answer, str) else _TYPES.get(kind, kind.__name__),
         said=[tokenizer.decode(t.tokens.tolist(), skip_special=False)[:_CHARACTERS] for t in first.targets],
     )
-
-
-def _type_of(answer: Any) -> str:
-    """Return what an answer is in its row; "" for text."""
-    if answer is None or isinstance(answer, str):
-        return ""
-    return _TYPES.get(type(answer), type(answer).__name__)
 
 
 def _lengths(tokens: Sequence[int]) -> Lengths:

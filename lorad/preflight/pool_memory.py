@@ -41,7 +41,8 @@ _SCORES = 1.43
 """Arrays of tokens x tokens that Megatron's attention without Transformer Engine keeps for each head, as on a
 CPU; of the micro-batch's whole row."""
 _LOOKED_AT = 64  # rows of the data, whose lengths stand for all
-_LOGITS, _LOGIT_ROWS = 1 << 22, 128  # numbers and rows of a chunk of logits, see lorad/trainers/head_rows.py
+_LOGITS = 1 << 22  # numbers in a chunk of logits, see lorad/trainers/head_rows.py
+_LOGIT_ROWS = 128  # rows that such a chunk has at least
 _CHUNKS = 2  # of logits that live at a time
 _FP32 = 4  # bytes; adapters and logits are
 _VECTORS = 4  # of an adapter that is trained: weights, gradients, two moments
@@ -117,13 +118,18 @@ def pool_memory(
     step: Step,
     device: str,
     teacher: ModelFacts | None = None,
+    *,
+    warm: bool = False,
 ) -> dict[str, int]:
-    """Return bytes by part, summed over all processes of the pool.
+    """Return bytes by part, summed over all processes of the pool; with `warm`, what one more run takes of a
+    pool that is there already.
 
     On GPUs trainers of ranks move their base away while a server is awake, which sleeps while they train:
     there the side that is larger counts.
     """
     dtype = _dtype_of(spec, model, device)
+    if warm:
+        return _of_adapters(spec, model, adapter, numbers, dtype, warm=True)
     trained = _training(spec, model, step, device, dtype)
     sampled = _sampling(spec, model, step, device, dtype)
     sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
@@ -165,13 +171,6 @@ def memory_of_gpus(
         ]
     both = {name: trained.get(name, 0) + sampled.get(name, 0) for name in {**trained, **sampled}}
     return [MemorySide("the pool", both, spec.gpus)]
-
-
-def adapters_alone(
-    spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, device: str
-) -> dict[str, int]:
-    """Return what one more run takes of a pool that is there already."""
-    return _of_adapters(spec, model, adapter, numbers, _dtype_of(spec, model, device), warm=True)
 
 
 def _total(parts: Mapping[str, int]) -> int:
@@ -278,19 +277,16 @@ def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: 
     tokens = min(most, -(-step.inputs(shared=not is_ranked) // (spec.algorithm.minibatches * dp)))
     rows = min(tokens, max(_LOGIT_ROWS, _LOGITS // model.vocab))
     logits = _CHUNKS * rows * model.vocab * _FP32 if device == "cpu" else 0
-    scores = _scores(model, tokens) if device == "cpu" and trainer.backend == "megatron" else 0
-    scores //= model.layers if recomputes else 1
+    scores = 0
+    if device == "cpu" and trainer.backend == "megatron":  # attention that holds tokens x tokens of each head
+        width = model.cached // max(1, 2 * model.layers * model.kv_heads)
+        queries = sum(shape[0] for name, shape in model.linears.items() if leaf(name) == "q_proj")
+        scores = int(_SCORES * _FP32 * queries // max(1, width) * tokens**2)
+        scores //= model.layers if recomputes else 1
     activations = tokens * token
     if is_mixed and tokens > fits:
         activations = max(fits * plain, tokens * each.recomputed)
     return parts * dp * (activations + logits) + dp * scores
-
-
-def _scores(model: ModelFacts, tokens: int) -> int:
-    """Return the bytes of attention that holds tokens x tokens for each head."""
-    width = model.cached // max(1, 2 * model.layers * model.kv_heads)
-    rows = sum(shape[0] for name, shape in model.linears.items() if leaf(name) == "q_proj")
-    return int(_SCORES * _FP32 * rows // max(1, width) * tokens**2)
 
 
 def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:

@@ -66,7 +66,17 @@ def check_rows(
             warnings += answer_doubts(key, rows, spec.data, part.spec.rewards, sampled, tokenizer)
     if spec.algorithm.kind == "preference" and isinstance(data, TargetDataset):
         warnings += preference_doubts("data.train", data.judgements(), spec.data)
-        warnings += preference_doubts("data.eval", _judged(spec, held_out), spec.data)
+        examples = [example for example in held_out if example.targets]
+        judgements = (
+            Judgement(
+                row,
+                np.array(example.tokens, np.int32),
+                tuple(target.tokens for target in example.targets),
+                label_of(row, spec.data) if spec.algorithm.preference.loss == "kto" else None,
+            )
+            for row, example in zip(rows_behind(examples), examples, strict=True)
+        )
+        warnings += preference_doubts("data.eval", judgements, spec.data)
     if not are_chats(spec, spec.data, tokenizer):
         return warnings
     form = data.form if isinstance(data, TargetDataset) else None
@@ -107,15 +117,6 @@ def judged_rows(spec: Spec, data: Dataset, held_out: Sequence[Example]) -> Itera
         if first:
             answered = any(example.answer for example in first)
             yield JudgedRows(part, label, rows, first, evaluated, has_answers=answered)
-
-
-def _judged(spec: Spec, held_out: Sequence[Example]) -> Iterator[Judgement]:
-    """Yield the preferences that are held out."""
-    examples = [example for example in held_out if example.targets]
-    for row, example in zip(rows_behind(examples), examples, strict=True):
-        label = label_of(row, spec.data) if spec.algorithm.preference.loss == "kto" else None
-        prompt = np.array(example.tokens, np.int32)
-        yield Judgement(row, prompt, tuple(target.tokens for target in example.targets), label)
 
 
 def _on_trained_rows(spec: Spec) -> Iterator[str]:

@@ -29,8 +29,10 @@ _OPEN = ("rank", "alpha", "rslora", "dora", "dropout", "target_modules", "exclud
 def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | None, cwd: Path) -> Spec:
     """Return the spec with what it leaves open of `lora` as the adapter to start from has it.
 
-    written: see Question. Raises SpecError for an adapter that does not fit the base, and for every key that
-    was written and contradicts it.
+    written: see SpecQuestion.
+
+    Raises SpecError for an adapter that does not fit the base, and for every key that was written and
+    contradicts it.
     """
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lorad.protocol.heartbeat import HEART
-from lorad.protocol.preflight import Answer
+from lorad.protocol.preflight import PreflightLine
 
 _SECONDS = 1.0  # between two lines
 
@@ -25,7 +25,7 @@ def telling(answers: int) -> Iterator[None]:
             beat = HEART.beat()
             if beat.progress != progress:
                 progress = beat.progress
-                os.write(answers, msgspec.json.encode(Answer(doing=beat.words)) + b"\n")
+                os.write(answers, msgspec.json.encode(PreflightLine(doing=beat.words)) + b"\n")
 
     thread = threading.Thread(target=tell, name="telling", daemon=True)
     thread.start()

@@ -24,7 +24,6 @@ from lorad.box.machine import cpu_facts
 from lorad.box.paths import python_path
 from lorad.errors import SpecError, from_wire
 from lorad.limits.arguments import LOADS, RANKED, SPLITS, fused
-from lorad.models.config import ModelConfig
 from lorad.models.facts import ModelFacts, known_config
 from lorad.preflight.telling import begin
 from lorad.protocol.heartbeat import HEART
@@ -57,8 +56,12 @@ def check_names(
     """
     name = spec.trainer.backend
     kind = known_config(directory)
-    if name not in RANKED or _is_loaded(name, facts.model_type, kind):
+    if name not in RANKED:
         return []
+    if kind is not None:  # lorad computes it itself: do its tests load models of this kind there?
+        is_plain = facts.model_type == "qwen2" or not kind.qkv_bias
+        if name == "fsdp" or (facts.model_type in LOADS and is_plain and not (kind.o_bias or kind.mlp_bias)):
+            return []
     begin(f"asking {name} whether it loads the model")
     backend = config.backends.get(name, Backend())
     own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": python_path(backend.env.get("PYTHONPATH"))}
@@ -109,16 +112,6 @@ def _output(command: Sequence[str], env: Mapping[str, str], seconds: float) -> b
                     process.kill()
                     raise
                 HEART.progress()
-
-
-def _is_loaded(trainer: str, kind: str, config: ModelConfig | None) -> bool:
-    """Return whether lorad's tests show that a trainer loads models of this kind. config: None of a model
-    that lorad does not compute itself.
-    """
-    if config is None or trainer == "fsdp":
-        return config is not None
-    has_biases = config.o_bias or config.mlp_bias or (config.qkv_bias and kind != "qwen2")
-    return kind in LOADS and not has_biases
 
 
 def check_shared(spec: Spec, adapter: Adapter) -> None:

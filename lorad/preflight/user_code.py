@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorad.driver.user.functions import UserFunctions
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.host import EnvironmentHost
 from lorad.envs.programs import Programs, is_program
@@ -170,7 +170,7 @@ def _check_program(spec: Spec, form: Format, programs: Programs) -> None:
         programs.close()
 
 
-def _alike(answers: Sequence[Answer], verb: str, name: str | None) -> Answer:
+def _alike(answers: Sequence[EpisodeAnswer], verb: str, name: str | None) -> EpisodeAnswer:
     """Return what both episodes were answered. Raises SpecError."""
     first, second = answers
     if first.error:

@@ -30,7 +30,8 @@ from lorad.protocol.status import PoolInfo, PoolStatus
 
 T = TypeVar("T")
 
-CANARIES, CANARY_TOKENS = 8, 24  # unless a run asks for others
+CANARIES = 8  # unless a run asks for others
+CANARY_TOKENS = 24  # of each canary, unless a run asks for others
 CRITIC = "critic"  # where a checkpoint has a run's critic
 
 

@@ -14,7 +14,11 @@ ADVICE = "Stop it first; `lorad pools` lists the pools."
 DAEMON_UID = "LORAD_DAEMON_UID"  # in the environment of what a shared daemon starts
 FOR_ALL = "LORAD_GATEWAY_FOR_ALL"  # in that of its gateway, where everybody may see everything
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY = 4, 20, 1, 0xFFFFFFFF  # as <linux/sock_diag.h> has them
+# As <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h> have them.
+_SOCK_DIAG = 4
+_BY_FAMILY = 20
+_REQUEST = 1
+_ANY = 0xFFFFFFFF
 # struct nlmsghdr and inet_diag_req_v2: family, protocol, states, ports, two addresses of 16 bytes, cookie
 _DIAG_QUESTION = struct.Struct("=IHHIIBBxxI4s4s12x4s12xIII")
 # struct nlmsghdr and inet_diag_msg: kind of the message, uid and inode
@@ -89,7 +93,8 @@ def uid_behind(peer: socket.socket) -> int | None:
     if peer.family != socket.AF_INET:
         return None
     try:
-        (their_host, their_port), (our_host, our_port) = peer.getpeername(), peer.getsockname()
+        their_host, their_port = peer.getpeername()
+        our_host, our_port = peer.getsockname()
         ends = struct.pack("!HH", their_port, our_port), *map(socket.inet_aton, (their_host, our_host))
         head = _DIAG_QUESTION.size, _BY_FAMILY, _REQUEST, 0, 0, socket.AF_INET, socket.IPPROTO_TCP
         question = _DIAG_QUESTION.pack(*head, _ANY, *ends, 0, _ANY, _ANY)

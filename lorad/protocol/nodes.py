@@ -133,7 +133,7 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
     memory: tuple[_Count, ...] = ()
 
 
-class Waiting(Struct, frozen=True, tag="Waiting", tag_field="kind"):
+class WaitingGrant(Struct, frozen=True, tag="Waiting", tag_field="kind"):
     """Nothing is granted yet. words: what is lacking."""
 
     words: str
@@ -152,7 +152,7 @@ class Refused(Struct, frozen=True, tag="Refused", tag_field="kind"):
     hint: str = ""
 
 
-class Lost(Struct, frozen=True, tag="Lost", tag_field="kind"):
+class LostNode(Struct, frozen=True, tag="Lost", tag_field="kind"):
     """A node of a grant is gone. how: in words that follow its name: "exited with code 1".
 
     is_asked: its scheduler was asked to go there, as by `ray stop`, and the agent may still be there.
@@ -163,7 +163,7 @@ class Lost(Struct, frozen=True, tag="Lost", tag_field="kind"):
     is_asked: bool = False
 
 
-GrantLine = Waiting | Granted | Refused | Lost
+GrantLine = WaitingGrant | Granted | Refused | LostNode
 
 GRANT = "grant.json"
 """The file of a pool's life, beside its log: a `GrantStatus`, written anew whenever that changes. It stays

@@ -163,8 +163,18 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
         """What runs must agree on to share a pool: pools with equal keys are interchangeable.
 
         Memory stays as the first run asked for it. The key is shown and stored, so it holds digests of the
-        environments of server and ranks.
+        environments of server and ranks. Of nodes it leaves out a name, which are tried first, and what the
+        first run needs of them.
         """
+        parts = []
+        for part in (self.server, self.ranks):
+            if part is not None:
+                environment = json.dumps(part.env, sort_keys=True).encode()
+                digest = hashlib.sha256(environment).hexdigest() if part.env else ""
+                parts.append(json.dumps({**msgspec.to_builtins(part), "env": digest}, sort_keys=True))
+        if (nodes := self.nodes) is not None:
+            hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
+            nodes = msgspec.structs.replace(nodes, group="", hosts=hosts, warm=(), memory=0)
         return json.dumps(
             [
                 *(
@@ -177,12 +187,12 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                     self.device,
                 ),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
-                *(_part_key(part) for part in (self.server, self.ranks) if part),
+                *parts,
                 *self.devices,
                 *([f"rollout {self.rollout_devices}"] if self.rollout_devices else []),
                 *([f"quantize {self.quantize}"] if self.quantize else []),
                 *([f"teacher {self.teacher_path}"] if self.teacher_path else []),
-                *([msgspec.json.encode(_alike(self.nodes)).decode()] if self.nodes else []),
+                *([msgspec.json.encode(nodes).decode()] if nodes else []),
             ]
         )
 
@@ -242,18 +252,3 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
             for setup, server in ((self, mine), (other, theirs))
         ]
         return both[0] if both[0].key == both[1].key else self
-
-
-def _alike(nodes: NodesSetup) -> NodesSetup:
-    """Leave out what differs between interchangeable pools: a name, which nodes are tried first, and what the
-    first run needs of them.
-    """
-    hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
-    return msgspec.structs.replace(nodes, group="", hosts=hosts, warm=(), memory=0)
-
-
-def _part_key(part: ServerSetup | RanksSetup) -> str:
-    """Encode a server's or trainer's setup as JSON, with a digest in place of its environment."""
-    environment = json.dumps(part.env, sort_keys=True).encode()
-    digest = hashlib.sha256(environment).hexdigest() if part.env else ""
-    return json.dumps({**msgspec.to_builtins(part), "env": digest}, sort_keys=True)

@@ -15,7 +15,7 @@ _Names = Annotated[list[_Line], Meta(max_length=CHECK_NAMES)]
 _Text = Annotated[str, Meta(max_length=TEXT)]
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class SpecQuestion(Struct, frozen=True, kw_only=True):
     """A spec to check, and where it would run.
 
     spec: the spec as plain JSON.
@@ -175,7 +175,7 @@ class ErrorSaid(Struct, frozen=True):
     others: "list[ErrorSaid]" = []
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class PreflightLine(Struct, frozen=True, kw_only=True):
     """A line of a check: what it is doing; in the last one the facts, or the error that it ended with."""
 
     facts: SpecFacts | None = None

@@ -122,7 +122,7 @@ class Dataset(ABC):
         process.
         """
 
-    def _note(self, row: Row, words: str) -> None:
+    def keep_unshown(self, row: Row, words: str) -> None:
         """Keep what a row has that the model is not shown; a stream does so for its first rows alone."""
         if words and len(self._unshown) < _NOTED:
             self._unshown[row.source, row.number] = words
@@ -275,7 +275,7 @@ class _Prompts(Dataset):
         except Refused as error:
             raise refusal(error, rows[error.index].where) from error
         for row, chat, variables, text in zip(rows, chats, own, texts, strict=True):
-            self._note(row, unshown(chat, variables, text))
+            self.keep_unshown(row, unshown(chat, variables, text))
         return texts
 
 

@@ -82,7 +82,8 @@ def pair_loss(
     scores = scores / counts if kind in _OF_MEANS else scores
     losses, by_chosen, by_rejected = _slopes(preference, scores[0::2], scores[1::2])
     slopes = np.empty(lengths.size)
-    slopes[0::2], slopes[1::2] = by_chosen, by_rejected
+    slopes[0::2] = by_chosen
+    slopes[1::2] = by_rejected
     slopes = slopes / counts if kind in _OF_MEANS else slopes
     if preference.nll:
         means = _sums(logprobs, mask, owner)[0::2] / counts[0::2]
@@ -124,7 +125,8 @@ def _slopes(preference: Preference, chosen: np.ndarray, rejected: np.ndarray) ->
     e = preference.smoothing
     h = chosen - rejected
     if preference.loss == "apo_zero":
-        up, down = _s(beta * chosen), _s(beta * rejected)
+        up = _s(beta * chosen)
+        down = _s(beta * rejected)
         return 1 - up + down, -beta * up * (1 - up), beta * down * (1 - down)
     if preference.loss == "ipo":
         off = h - 1 / (2 * beta)

@@ -63,7 +63,8 @@ def rate_doubts(spec: Spec, rate: Rate) -> list[str]:
     high = rate.lr * _FAR
     published = ""
     if spec.algorithm.kind == "rl" and not spec.model.path.startswith("builtin:"):
-        low, high = min(low, _PUBLISHED[0]), max(high, _PUBLISHED[1])
+        low = min(low, _PUBLISHED[0])
+        high = max(high, _PUBLISHED[1])
         published = "; published runs over LoRA have {:g} to {:g}".format(*_PUBLISHED)
     if lr and not low <= lr <= high:
         times, side = (lr / rate.lr, "above") if lr > rate.lr else (rate.lr / lr, "below")

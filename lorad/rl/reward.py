@@ -159,10 +159,9 @@ def number_in(text: str) -> Fraction | None:
     if is_raised or _GOES_ON.match(_OF_UNIT.sub("", behind)):
         return None
     if match["top"]:
-        top, bottom = Fraction(match["top"]), int(match["bottom"])
-        if not bottom:
+        if not int(match["bottom"]):
             return None
-        value = int(match["whole"] or 0) + top / bottom
+        value = int(match["whole"] or 0) + Fraction(match["top"]) / int(match["bottom"])
     else:
         forms = (form for form in _GROUPED if form.fullmatch(match["digits"]))
         if (form := next(forms, None)) is None:  # signs between digits that group nothing

@@ -261,10 +261,6 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
             key="data",
             hint=f"check name and network, or download it; the form is {HUB_FORM}, here {chosen}",
         ) from error
-    return _of_hub(source, rows)
-
-
-def _of_hub(source: str, rows: Any) -> Iterator[Row]:
     for number, values in enumerate(rows, 1):
         if number % _TOLD == 0:
             tell(source, number, len(rows), " rows")

@@ -1,8 +1,8 @@
 """The process that renders one chat template as transformers does: `python -m lorad.rl.template_child`.
 
-JSON lines: a Setup, then Jobs, each answered by one Rendered for each chat. Processor time for each chat is
-limited by the kernel, which ends the process, as a template that loops holds the interpreter. Nothing here
-loads torch.
+JSON lines: a ChatTemplate, then Jobs, each answered by one Rendered for each chat. Processor time for each
+chat is limited by the kernel, which ends the process, as a template that loops holds the interpreter. Nothing
+here loads torch.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ with quick_imports():
     import msgspec
 
     from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_TEXT
-    from lorad.rl.templates import Job, Rendered, Setup, too_much
+    from lorad.rl.templates import ChatTemplate, Job, Rendered, too_much
 
 _ERROR_LIMIT = 2000  # characters
 
@@ -65,7 +65,7 @@ def main() -> None:
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints goes to stderr
-    setup = msgspec.json.decode(requests.readline(), type=Setup)
+    setup = msgspec.json.decode(requests.readline(), type=ChatTemplate)
     tokenizer: Any = PreTrainedTokenizerBase(chat_template=setup.template, **setup.tokens)
     with open("/proc/self/statm") as file:  # its memory is limited to so much more than what is in use now
         now = int(file.read().split()[0]) * resource.getpagesize()

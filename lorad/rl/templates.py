@@ -28,7 +28,7 @@ _AT_ONCE = 64  # chats in one request to the process
 _COMMAND = [sys.executable, "-P", "-m", "lorad.rl.template_child"]
 
 
-class Setup(Struct, frozen=True):
+class ChatTemplate(Struct, frozen=True):
     """A template, the special tokens (`bos_token`, …) that it may name, and the seconds of processor time
     that one chat may take.
     """
@@ -80,7 +80,7 @@ class Renderer:
     threads.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ChatTemplate) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()

@@ -16,7 +16,7 @@ from msgspec import structs
 from lorad.bounds import JSON_BYTES, TEMPLATE_SECONDS
 from lorad.errors import SpecError
 from lorad.files import read_file
-from lorad.rl.templates import Chat, Job, Refused, Renderer, Setup, settings_in, template_in
+from lorad.rl.templates import Chat, ChatTemplate, Job, Refused, Renderer, settings_in, template_in
 from lorad.rl.tools.calls import SPECIAL, form_of
 from lorad.rl.tools.specs import for_template
 
@@ -78,8 +78,15 @@ class Tokenizer:
         self._call_ids = [
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
         ]
-        setup = self._chats = None if template is None else self._setup(template, directory)
-        self._renderer = None if setup is None else Renderer(setup)
+        self._chats: ChatTemplate | None = None
+        if (
+            template is not None
+        ):  # special tokens as transformers finds them: the older file of their own is second
+            older = settings_in(directory / "special_tokens_map.json")
+            texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
+            tokens = {key: text for key, text in texts.items() if text is not None}
+            self._chats = ChatTemplate(template, tokens, TEMPLATE_SECONDS)
+        self._renderer = None if self._chats is None else Renderer(self._chats)
         self._sha256 = hashlib.sha256(data).hexdigest()
         configs = [settings_in(directory / name) for name in ("generation_config.json", "config.json")]
         self._named_ends = self._ids(configs, "eos_token")
@@ -329,15 +336,6 @@ class Tokenizer:
         """End the process that renders; the next `chat` starts another."""
         if self._renderer is not None:
             self._renderer.close()
-
-    def _setup(self, template: str, directory: Path) -> Setup:
-        """Collect the template's special tokens with the precedence of transformers: the older file of their
-        own is second.
-        """
-        older = settings_in(directory / "special_tokens_map.json")
-        texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
-        tokens = {key: text for key, text in texts.items() if text is not None}
-        return Setup(template, tokens, TEMPLATE_SECONDS)
 
     def _ids(self, configs: Sequence[Mapping[str, Any]], key: str) -> tuple[int, ...]:
         for config in configs:

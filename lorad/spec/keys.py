@@ -65,18 +65,19 @@ def sections_of(part: type[Struct], name: str = "") -> Iterator[_Section]:
         if section := struct_in(field.type):
             inside.append((section, f"{path}{_below(field.type)}"))
         if section is None or not isinstance(field.type, type):
+            default = field.default
+            if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            if isinstance(default, tuple):
+                default = list(default)
             values = in_words(field.type).replace("or none", "or null")
-            keys.append(Key(path, _default(field), values, _unit_of(path), means[field.name]))
-    yield _Section(name, _first_sentence(part), keys)
+            ends = (path.split(".", skipped)[-1] for skipped in range(path.count(".") + 1))
+            unit = next((_UNIT_OF[end] for end in ends if end in _UNIT_OF), "")
+            keys.append(Key(path, default, values, unit, means[field.name]))
+    about = " ".join((part.__doc__ or "").partition("Attributes:")[0].split())
+    yield _Section(name, about, keys)
     for section, path in inside:
         yield from sections_of(section, path)
-
-
-def _unit_of(key: str) -> str:
-    """Return what the number of a dotted key counts; "" where it counts nothing."""
-    parts = key.split(".")
-    tails = (".".join(parts[place:]) for place in range(len(parts)))
-    return next((_UNIT_OF[tail] for tail in tails if tail in _UNIT_OF), "")
 
 
 def struct_in(kind: Any) -> type[Struct] | None:
@@ -97,17 +98,6 @@ def _below(kind: Any) -> str:
     is_direct = any(isinstance(form, type) and issubclass(form, Struct) for form in get_args(kind))
     is_list = any(get_origin(form) is list for form in forms)
     return "[N]" if is_list and (get_origin(kind) is list or not is_direct) else ""
-
-
-def _first_sentence(part: type[Struct]) -> str:
-    return " ".join((part.__doc__ or "").partition("Attributes:")[0].split())
-
-
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return msgspec.NODEFAULT
-    default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    return list(default) if isinstance(default, tuple) else default
 
 
 def meanings(owner: type[msgspec.Struct]) -> dict[str, str]:

@@ -40,7 +40,12 @@ _Temperature = Annotated[float, Meta(ge=0.01)]  # below, scores divided by it ov
 TAGS = 32  # of a run at most
 _MOST_ERRORS = 20  # that are found at once
 _SHARED = {"workers": 1, "concurrency": 16}  # of an environment of verifiers
-_CHANGES_BASE = ("pissa", "olora")  # values of PEFT's init_lora_weights
+_CHANGES_BASE = ("pissa", "olora")
+"""Values of PEFT's init_lora_weights that take what A and B begin with out of the base: PiSSA (Meng et al.,
+2024, arXiv 2404.02948) and OLoRA (Büyükakyüz, 2024, arXiv 2406.01775)."""
+_WHY_NO_CHANGE = (
+    "It changes the base, which runs share; else it is a LoRA of twice the rank, half of it fixed."
+)
 
 
 class Model(Part, frozen=True):
@@ -314,7 +319,9 @@ def convert(data: Any) -> Spec:
             break
         except msgspec.ValidationError as error:
             refused = readable(str(error))
-            refused.hint = _on_init(rest) if refused.key == "lora.init" else advice(Spec, refused.key)
+            refused.hint = advice(Spec, refused.key)
+            if refused.key == "lora.init" and str(rest["lora"]["init"]).lower().startswith(_CHANGES_BASE):
+                refused.hint = f"{_WHY_NO_CHANGE} {refused.hint}"
             wrong.append(refused)
             rest = without(rest, refused.key.split("."))
     if wrong:
@@ -348,17 +355,6 @@ def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
         "env": {**_SHARED, **env},
         "data": {"train": env["name"]} | rows,
     }
-
-
-def _on_init(data: dict[str, Any]) -> str:
-    """Advise on a lora.init that there is not. PiSSA (Meng et al., 2024, arXiv 2404.02948) and OLoRA
-    (Büyükakyüz, 2024, arXiv 2406.01775) take what A and B begin with out of the base.
-    """
-    usual = advice(Spec, "lora.init")
-    if not str(data["lora"]["init"]).lower().startswith(_CHANGES_BASE):
-        return usual
-    why = "It changes the base, which runs share; else it is a LoRA of twice the rank, half of it fixed."
-    return f"{why} {usual}"
 
 
 def fitted(spec: Spec, positions: int) -> Spec:

@@ -18,7 +18,12 @@ def schema() -> _Schema:
     """Return the schema. What only several values together or the disk can show is left to `lorad check`."""
     (root,), parts = msgspec.json.schema_components([Spec], ref_template="#/$defs/{name}")
     for part in _parts(Spec, {}):
-        _describe(parts[part.__name__], meanings(part))
+        means = meanings(part)
+        of_part = parts[part.__name__]
+        of_part["description"] = " ".join(of_part.get("description", "").partition("Attributes:")[0].split())
+        for key, value in of_part["properties"].items():
+            if key in means:
+                value["description"] = means[key]
     _allow_short_forms(parts)
     spec = parts.pop(root["$ref"].rpartition("/")[2])
     document = {"$schema": _DIALECT, **spec, "title": "A spec of lorad", "$defs": parts}
@@ -40,14 +45,6 @@ def _structs(kind: Any) -> list[type[Struct]]:
     if (direct := struct_in(kind)) is not None:
         return [direct]
     return [section for arg in get_args(kind) for section in _structs(arg)]
-
-
-def _describe(part: _Schema, means: dict[str, str]) -> None:
-    """Say what each key means, where the schema stands that an editor shows."""
-    part["description"] = " ".join(part.get("description", "").partition("Attributes:")[0].split())
-    for key, value in part["properties"].items():
-        if key in means:
-            value["description"] = means[key]
 
 
 def _allow_short_forms(parts: dict[str, _Schema]) -> None:

@@ -71,11 +71,8 @@ def _why(path: str, value: Any, *, is_read: bool) -> str:
     name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
     if is_read and _VALUES.search(value):
         return "it looks like a secret"
-    return "its name says that it is a secret" if _KEYS.search(name) and _is_told(value) else ""
-
-
-def _is_told(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
+    says_something = isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
+    return "its name says that it is a secret" if says_something and _KEYS.search(name) else ""
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

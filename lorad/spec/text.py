@@ -38,17 +38,13 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not data.keys() - {"name"}
     reads_data = spec.algorithm.kind != "tinker" and not spec.env.package  # which has rows of its own
-    if is_empty or (reads_data and "train" not in (data.get("data") or {}) and _is_own(data, spec)):
+    is_demo = "path" not in (data.get("model") or {}) or spec.model.path.startswith("builtin:")  # task `sort`
+    if is_empty or (reads_data and "train" not in (data.get("data") or {}) and not is_demo):
         missing = ["model.path", "data.train"] if is_empty else ["data.train"]
         raise SpecError(
             f"{source}: {' and '.join(missing)} {'are' if is_empty else 'is'} missing", hint=_MISSING
         )
     return spec
-
-
-def _is_own(data: Mapping[str, Any], spec: Spec) -> bool:
-    """Return whether the model is not one that comes with lorad, whose demos train on the task `sort`."""
-    return "path" in (data.get("model") or {}) and not spec.model.path.startswith("builtin:")
 
 
 def places(section: str, text: str, source: str, overrides: Sequence[str]) -> dict[str, str]:

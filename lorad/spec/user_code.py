@@ -41,14 +41,14 @@ def memory_bytes(memory: int | str | None) -> int:
 
     Raises ValueError, also for less than Python itself needs.
     """
-    size = _bytes_of(memory) if isinstance(memory, str) else memory or 0
-    if memory is not None and size < _LEAST_MEMORY:
+    if memory is None:
+        return 0
+    size = memory
+    if isinstance(size, str):
+        match = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", size.strip())
+        if match is None:
+            raise ValueError(f"memory is a number of bytes, or like 4GiB, not {memory!r}")
+        size = int(match[1]) << 10 * (" KMGT".index(match[2]) if match[2] else 0)
+    if size < _LEAST_MEMORY:
         raise ValueError(f"memory is at least {_LEAST_MEMORY >> 20}MiB: Python itself needs that")
     return size
-
-
-def _bytes_of(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15}) ?(?:([KMGT])i?B?)?", text.strip())
-    if match is None:
-        raise ValueError(f"memory is a number of bytes, or like 4GiB, not {text!r}")
-    return int(match[1]) << 10 * (" KMGT".index(match[2]) if match[2] else 0)

@@ -64,7 +64,11 @@ def compose(text: str, source: str) -> Node | None:
     try:
         node: Node | None = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
-        raise _not_yaml(error, source) from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        hint = "Check the indentation, quotes and colons there."
+        raise SpecError(f"{where}: not YAML: {problem}", hint=hint) from None  # no quote: it may be a secret
     return node
 
 
@@ -118,14 +122,6 @@ def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
     return places
 
 
-def _not_yaml(error: yaml.YAMLError, source: str) -> SpecError:
-    """Make the error for a text that is no YAML, without quoting the text: it may hold a secret."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"{source}:{mark.line + 1}" if mark else source
-    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return SpecError(f"{where}: not YAML: {problem}", hint="Check the indentation, quotes and colons there.")
-
-
 class _Plain:
     """Makes values, and counts them: what aliases repeat counts each time."""
 
@@ -163,6 +159,9 @@ class _Plain:
 
 
 def _scalar(node: ScalarNode, where: str) -> Any:
+    """Return the value of a word. Raises SpecError, also for infinities and NaN, which no key takes, and for
+    numbers that only overflow.
+    """
     kind = node.tag.rpartition(":")[2]
     text = node.value
     try:
@@ -172,25 +171,16 @@ def _scalar(node: ScalarNode, where: str) -> Any:
             case "bool":
                 return text.lower() == "true"
             case "int":
-                return _whole(text)
+                if len(text) > YAML_DIGITS:
+                    raise ValueError(f"a number of more than {YAML_DIGITS} digits")
+                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
-                return _finite(text)
+                number = float(text.replace(".", "") if text[-1].isalpha() else text)
+                if not math.isfinite(number):
+                    raise ValueError("not a finite number")
+                return number
             case "str":
                 return text
     except ValueError as error:
         raise SpecError(f"{where}: {text[:40]!r}: {error}", hint="Quote it if it is text.") from None
     raise SpecError(f"{where}: {node.tag[:80]} has no place here", hint="Leave the tag out.")
-
-
-def _whole(text: str) -> int:
-    if len(text) > YAML_DIGITS:
-        raise ValueError(f"a number of more than {YAML_DIGITS} digits")
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-
-
-def _finite(text: str) -> float:
-    """Raises ValueError for infinities and NaN, also for those that only overflow: no key takes them."""
-    number = float(text.replace(".", "") if text[-1].isalpha() else text)
-    if not math.isfinite(number):
-        raise ValueError("not a finite number")
-    return number

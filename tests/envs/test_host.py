@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
@@ -95,7 +95,7 @@ def begun(host: EnvironmentHost, count: int = 4) -> list[Heard]:
     return [heard for heard, _ in pairs]
 
 
-def said(host: EnvironmentHost, episodes: list[Heard], *words: str) -> list[Answer]:
+def said(host: EnvironmentHost, episodes: list[Heard], *words: str) -> list[EpisodeAnswer]:
     for heard, word in zip(episodes, words, strict=True):
         heard.turns.append(Turn(word, "stop"))
     return host.answers(episodes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lorad.driver.sampling.episodes import LiveEpisode, begun, hear
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.host import Heard
 from lorad.envs.rendered import open_format
@@ -117,7 +117,7 @@ def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObje
     form, spec, tokenizer = formats[name]
     session: Any = SimpleNamespace(spec=spec)
     live = LiveEpisode(0, 0, lambda turn: turn, Heard(0, Task({}, 0)))
-    how, said = Sampling(8), Answer(data.draw(HOSTILE) + "?")
+    how, said = Sampling(8), EpisodeAnswer(data.draw(HOSTILE) + "?")
     example = begun(session, form, Example("0", "", "", [], {}), [live], [said], how)
     assert live.end is None and live.context == example.tokens
     before, ordinary = [*live.context], st.integers(0, 329)  # below the marks: a thought may stay open
@@ -126,7 +126,7 @@ def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObje
         made = [*data.draw(st.lists(ordinary, max_size=8)), end]  # as no text would be tokenised
         tokens, figures = np.array(made, np.int32), np.zeros(len(made), np.float32)
         live.say([Chunk("0", 0, "r@0", tokens, figures, "stop")], form)
-        hear(session, form, live, Answer(data.draw(HOSTILE) + "!"), how)
+        hear(session, form, live, EpisodeAnswer(data.draw(HOSTILE) + "!"), how)
         assert live.end is None, live.error
         assert live.context[: len(before) + len(made)] == before + made
         before = [*live.context]

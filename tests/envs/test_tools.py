@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.host import EnvironmentHost, Heard
 from lorad.envs.protocol import Turn
@@ -102,18 +102,18 @@ def hosts(tmp_path: Path) -> Iterator[Any]:
         host.close()
 
 
-def begun(host: EnvironmentHost) -> tuple[Heard, Answer]:
+def begun(host: EnvironmentHost) -> tuple[Heard, EpisodeAnswer]:
     [(heard, answer)] = host.begin([Task(ROW, 0)])
     assert not answer.error
     return heard, answer
 
 
-def hears(host: EnvironmentHost, heard: Heard, *calls: ToolCall, text: str = "") -> Answer:
+def hears(host: EnvironmentHost, heard: Heard, *calls: ToolCall, text: str = "") -> EpisodeAnswer:
     heard.turns.append(Turn(text, "stop", calls))
     return host.answers([heard])[0]
 
 
-def contents(answer: Answer) -> list[str]:
+def contents(answer: EpisodeAnswer) -> list[str]:
     assert isinstance(answer.messages, list) and not answer.error
     assert {message["role"] for message in answer.messages} == {"tool"}
     return [message["content"] for message in answer.messages]

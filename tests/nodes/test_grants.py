@@ -23,7 +23,7 @@ from lorad.grants.fits import checked_nodes
 from lorad.grants.grant import Grant, taken
 from lorad.nodes import streams
 from lorad.protocol.calls import Nothing
-from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, Lost, NodesSetup, StaticNode
+from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, LostNode, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool, until
@@ -208,7 +208,7 @@ async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
     async with taken(setup(), "p", tmp_path, tmp_path) as grant:
         lost, stays = grant.hosts
         lines: asyncio.Queue[GrantLine | None] = asyncio.Queue()
-        for line in (Lost("h2", "Ray lost it", is_asked=True), Lost("h1", "Ray lost it"), None):
+        for line in (LostNode("h2", "Ray lost it", is_asked=True), LostNode("h1", "Ray lost it"), None):
             lines.put_nowait(line)
         await grant._follow(lines, lambda _: pytest.fail("nothing was granted"))
         assert lost.lost.done() and stays.leaving.done() and not stays.lost.done()

@@ -22,7 +22,7 @@ from lorad.daemon.runs.preflight import answer
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.preflight.__main__ import preflight
-from lorad.protocol.preflight import Answer, ErrorSaid, SpecFacts
+from lorad.protocol.preflight import ErrorSaid, PreflightLine, SpecFacts
 from lorad.spec.lora import Lora
 from lorad.spec.model import convert
 from lorad.spec.text import load_spec, places
@@ -316,7 +316,7 @@ def test_a_critic_is_counted_in_memory(tmp_path: Path) -> None:
     assert whole.memory_needed - plain.memory_needed == 16 * whole.critic_parameters
 
 
-def run_module(question: str) -> Answer:
+def run_module(question: str) -> PreflightLine:
     done = subprocess.run(
         [sys.executable, "-m", "lorad.preflight"],
         input=question,
@@ -326,7 +326,7 @@ def run_module(question: str) -> Answer:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Answer)  # behind what it was doing
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=PreflightLine)  # behind what it was doing
 
 
 def test_the_module_answers_in_json(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
         key="lora.rank",
         problem="Expected int >= 1",
     )
-    assert bad == Answer(error=said)
+    assert bad == PreflightLine(error=said)
     assert run_module("{").error is not None
 
 

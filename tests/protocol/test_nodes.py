@@ -12,13 +12,13 @@ from lorad.protocol.nodes import (
     GrantLine,
     GrantRequest,
     GrantStatus,
-    Lost,
+    LostNode,
     NodesKind,
     NodesSetup,
     PlacedNode,
     Refused,
     StaticNode,
-    Waiting,
+    WaitingGrant,
 )
 from lorad.protocol.pool_setup import PoolSetup
 
@@ -30,9 +30,9 @@ def _pool(nodes: NodesSetup | None) -> PoolSetup:
 
 
 def test_a_grant_line_names_its_kind() -> None:
-    line = msgspec.json.encode(Waiting("0 of 2 nodes are free"))
+    line = msgspec.json.encode(WaitingGrant("0 of 2 nodes are free"))
     assert json.loads(line) == {"kind": "Waiting", "words": "0 of 2 nodes are free"}
-    assert msgspec.json.decode(line, type=GrantLine) == Waiting("0 of 2 nodes are free")
+    assert msgspec.json.decode(line, type=GrantLine) == WaitingGrant("0 of 2 nodes are free")
 
 
 def test_pools_over_other_nodes_are_others() -> None:
@@ -69,7 +69,7 @@ def test_each_side_reads_what_the_other_wrote() -> None:
     request = GrantRequest(
         setup=NODES, life="p@1", socket="/s", certificate="PEM", agent=("-m", "lorad.nodes.agent")
     )
-    for said in (start, request, Granted((told,)), Refused("no room", "wait"), Lost("h1", "is gone")):
+    for said in (start, request, Granted((told,)), Refused("no room", "wait"), LostNode("h1", "is gone")):
         kind = type(said)
         assert msgspec.json.decode(msgspec.json.encode(said), type=kind) == said
     kinds: tuple[NodesKind, ...] = ("static", "ray")

@@ -24,7 +24,7 @@ from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
 from lorad.daemon.process.enter import SAID
 from lorad.errors import SpecError, from_wire
-from lorad.protocol.preflight import Answer, Question, SpecFacts
+from lorad.protocol.preflight import PreflightLine, SpecFacts, SpecQuestion
 from lorad.records.requests import RunRequest, TrialRequest
 from lorad.spec.model import Spec
 from lorad.spec.text import places
@@ -84,7 +84,7 @@ async def _checked(
     )
     box = config.load(ctx.home.config)
     devices = ctx.gpus.devices
-    question = Question(
+    question = SpecQuestion(
         spec=msgspec.to_builtins(spec),
         cwd=cwd,
         device=devices[0].kind,
@@ -158,7 +158,7 @@ async def _all_of(stream: asyncio.StreamReader, follow: Callable[[str], None] | 
         if follow is not None:
             lines = chunk[-_DOING_BYTES:].split(b"\n")
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                doing = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=Answer).doing
+                doing = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=PreflightLine).doing
                 if words := " ".join(doing.split())[:_WORDS]:
                     follow(words)
         if len(data) > _PRINTED_BYTES:
@@ -193,11 +193,11 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
         size = f"{CHECK_BYTES >> 20} MiB"
         raise SpecError(f"the check of the spec fell over: its answer has over {size}", hint=_FORGED)
     try:
-        result = msgspec.json.decode(line, type=Answer)
+        result = msgspec.json.decode(line, type=PreflightLine)
     except msgspec.ValidationError as error:
         raise SpecError(f"the check of the spec fell over: its answer: {error}", hint=_FORGED) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        result = Answer()
+        result = PreflightLine()
     if result.error is not None:
         raise from_wire(msgspec.to_builtins(result.error))
     if result.facts is None or code:

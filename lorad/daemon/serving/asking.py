@@ -9,7 +9,7 @@ from lorad.records.requests import GenerateRequest
 from lorad.spec.data import Data
 
 
-class Question(Struct, frozen=True):
+class PoolQuestion(Struct, frozen=True):
     """What to complete, with which version of which pool.
 
     socket: where the pool answers.

@@ -2,7 +2,7 @@
 `python -m lorad.daemon.serving.completer`.
 
 A tokenizer and a chat template are files of a user's, which the daemon does not read: what they cost is paid
-with the rights and in the time of that user. A Question comes on stdin; lines of Said go to stdout.
+with the rights and in the time of that user. A PoolQuestion comes on stdin; lines of Said go to stdout.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ with quick_imports():
     from msgspec.structs import replace
 
     from lorad.bounds import POOL_BYTES
-    from lorad.daemon.serving.asking import Question, Said
+    from lorad.daemon.serving.asking import PoolQuestion, Said
     from lorad.errors import LoradError, PoolLost, SpecError, to_wire
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
@@ -45,7 +45,7 @@ def main() -> int:
             lines.flush()
 
         try:
-            question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+            question = msgspec.json.decode(sys.stdin.buffer.read(), type=PoolQuestion)
             answer = _completed(question, lambda words: say(Said(doing=words)))
             say(Said(answer=msgspec.Raw(msgspec.json.encode(answer))))
         except Exception as error:
@@ -55,7 +55,7 @@ def main() -> int:
     return 0
 
 
-def _completed(question: Question, tell: Tell) -> Completions:
+def _completed(question: PoolQuestion, tell: Tell) -> Completions:
     """Complete the prompts, in order of their index, and tell how many have ended.
 
     Raises SpecError, PoolLost, and what the pool refuses.

@@ -6,7 +6,7 @@ import time
 
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool
-from lorad.daemon.pool import Pool, Refusal
+from lorad.daemon.pool import KeepRefusal, Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.pools.life import ask_status
 from lorad.daemon.queue.setups import base_of
@@ -95,7 +95,7 @@ async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: li
                     before = pool.refusals.get(row.name)
                     times = before.times + 1 if before else 1
                     pause = min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
-                    pool.refusals[row.name] = Refusal(times, time.monotonic() + pause)
+                    pool.refusals[row.name] = KeepRefusal(times, time.monotonic() + pause)
                     _warn_once(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):

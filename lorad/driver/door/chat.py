@@ -37,7 +37,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class Refusal(LoradError):
+class DoorRefusal(LoradError):
     """The door refuses a request."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_request_error") -> None:
@@ -62,46 +62,46 @@ class Chat(Struct, frozen=True):
 
 
 def read_chat(body: bytes, how: Sampling) -> Chat:
-    """Read a request of OpenAI's chat. Raises Refusal."""
+    """Read a request of OpenAI's chat. Raises DoorRefusal."""
     return chat_of(decoded(body), how)
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """Read the body of a request. Raises Refusal unless it is a JSON object."""
+    """Read the body of a request. Raises DoorRefusal unless it is a JSON object."""
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(f"The body is no JSON object: {error}") from None
+        raise DoorRefusal(f"The body is no JSON object: {error}") from None
 
 
 def chat_of(request: Mapping[str, Any], how: Sampling) -> Chat:
     """Check a request, which cannot change how the episode is sampled, but for fewer tokens. Raises
-    Refusal.
+    DoorRefusal.
     """
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
     for key, value in request.items():
         if key in _HARMLESS or value is None:
             continue
         if key in fixed and value != fixed[key]:
-            raise Refusal(
+            raise DoorRefusal(
                 f"{key}: the episode is sampled with {fixed[key]:g}, so that it can be trained on. Leave it "
                 "out, or give what `sampling` says.",
                 key,
             )
         if key in _NEUTRAL and value not in _NEUTRAL[key]:
-            raise Refusal(f"{key}: {value!r} is not supported by the door of an episode.", key)
+            raise DoorRefusal(f"{key}: {value!r} is not supported by the door of an episode.", key)
         if key not in {*fixed, *_NEUTRAL, *_OWN}:
-            raise Refusal(f"{key} is not supported by the door of an episode.", key)
+            raise DoorRefusal(f"{key} is not supported by the door of an episode.", key)
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(_is_message(one) for one in messages):
-        raise Refusal("messages: give a list of messages, each with a role and text.", "messages")
+        raise DoorRefusal("messages: give a list of messages, each with a role and text.", "messages")
     most = request.get("max_completion_tokens") or request.get("max_tokens") or how.max_new_tokens
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-        raise Refusal("max_tokens: give a whole number of at least 1.", "max_tokens")
+        raise DoorRefusal("max_tokens: give a whole number of at least 1.", "max_tokens")
     try:
         tools = wrapped_all(request.get("tools") or [])
     except (SpecError, TypeError) as error:
-        raise Refusal(f"tools: {error}", "tools") from None
+        raise DoorRefusal(f"tools: {error}", "tools") from None
     usage = (request.get("stream_options") or {}).get("include_usage", False)
     return Chat(messages, tools, min(most, how.max_new_tokens), bool(request.get("stream")), bool(usage))
 

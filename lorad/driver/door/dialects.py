@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lorad.driver.door import messages, responses
-from lorad.driver.door.chat import Chat, Refusal, read_chat, streamed
+from lorad.driver.door.chat import Chat, DoorRefusal, read_chat, streamed
 from lorad.protocol.batch import Sampling
 
 
@@ -16,7 +16,7 @@ class ChatDialect(NamedTuple):
     """How a program asks, and how it is answered.
 
     Attributes:
-        read: Reads a request for an episode that is sampled so. Raises Refusal.
+        read: Reads a request for an episode that is sampled so. Raises DoorRefusal.
         answer: Makes an answer of a chat completion.
         stream: Makes the events of a stream of a chat completion; the request says what it wants of it.
         refuse: Makes the body of a refusal.
@@ -25,7 +25,7 @@ class ChatDialect(NamedTuple):
     read: Callable[[bytes, Sampling], Chat]
     answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     stream: Callable[[Mapping[str, Any], Chat], bytes]
-    refuse: Callable[[Refusal], Mapping[str, Any]]
+    refuse: Callable[[DoorRefusal], Mapping[str, Any]]
 
 
 _CHAT = ChatDialect(

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from lorad.bounds import Bounds
 from lorad.driver.door.chains import Chains
-from lorad.driver.door.chat import Chat, Refusal, answer_of, as_template, message_of
+from lorad.driver.door.chat import Chat, DoorRefusal, answer_of, as_template, message_of
 from lorad.driver.door.dialects import DIALECTS, MESSAGES, ChatDialect
 from lorad.errors import LoradError, SpecError
 from lorad.http.serve import LOCAL, Listener, SocketFile, serve
@@ -52,21 +52,21 @@ class Visit:
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, chat: Chat) -> dict[str, Any]:
-        """Let the model answer. Safe between threads. Raises Refusal, and what the pool raises."""
+        """Let the model answer. Safe between threads. Raises DoorRefusal, and what the pool raises."""
         if chat.tools and self.form is None:
-            raise Refusal("tools: lorad does not know how this model writes calls of tools.", "tools")
+            raise DoorRefusal("tools: lorad does not know how this model writes calls of tools.", "tools")
         turn = self._begin_turn()
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
-            raise Refusal(str(error), "messages") from None
+            raise DoorRefusal(str(error), "messages") from None
         try:
             size = len(place.context)
             if size + self.how.max_new_tokens > self.max_tokens:
                 self.refused = "tokens"
                 # clients know an episode that has become too long by these words of OpenAI's and vLLM's
                 words = f"This model's maximum context length is {self.max_tokens} tokens (env.max_tokens)"
-                raise Refusal(
+                raise DoorRefusal(
                     f"{words}: {size} tokens of messages leave no room for a turn of "
                     f"{self.how.max_new_tokens} (rollout.max_new_tokens).",
                     "messages",
@@ -83,18 +83,18 @@ class Visit:
         return answer_of(self.version, message, str(chunks[-1].finish), size, len(tokens))
 
     def size(self, chat: Chat) -> int:
-        """Count the tokens of a context. Raises Refusal."""
+        """Count the tokens of a context. Raises DoorRefusal."""
         try:
             return self.chains.size(as_template(chat.messages), chat.tools)
         except SpecError as error:
-            raise Refusal(str(error), "messages") from None
+            raise DoorRefusal(str(error), "messages") from None
 
     def _begin_turn(self) -> int:
-        """Return the number of a turn that begins, from 0. Raises Refusal where there is none left."""
+        """Return the number of a turn that begins, from 0. Raises DoorRefusal where there is none left."""
         with self._counting:
             if self.begun == self.turns:
                 self.refused = "turns"
-                raise Refusal(
+                raise DoorRefusal(
                     f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
                 )
             self.begun += 1
@@ -173,7 +173,7 @@ class Door:
         try:
             chat = MESSAGES.read(await request.read(), visit.how)
             size = await self._loop.run_in_executor(self._threads, visit.size, chat)
-        except Refusal as refusal:
+        except DoorRefusal as refusal:
             return web.json_response(MESSAGES.refuse(refusal), status=400)
         return web.json_response({"input_tokens": size})
 
@@ -184,7 +184,7 @@ class Door:
         try:
             chat = dialect.read(await request.read(), visit.how)
             answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
-        except Refusal as refusal:
+        except DoorRefusal as refusal:
             return web.json_response(dialect.refuse(refusal), status=400)
         except LoradError as error:  # of the pool: the episode cannot go on
             visit.failed = error
@@ -198,5 +198,5 @@ class Door:
 
 
 def _over() -> web.Response:
-    refusal = Refusal("There is no such episode, or it is over.", code="episode_over")
+    refusal = DoorRefusal("There is no such episode, or it is over.", code="episode_over")
     return web.json_response(refusal.body, status=404)

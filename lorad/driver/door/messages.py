@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lorad.driver.door.chat import Chat, Refusal, chat_of, decoded, events_of
+from lorad.driver.door.chat import Chat, DoorRefusal, chat_of, decoded, events_of
 from lorad.protocol.batch import Sampling
 
 _IGNORED = frozenset({"thinking", "context_management", "output_config", "container", "inference_geo"})
@@ -15,13 +15,13 @@ _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def read(body: bytes, how: Sampling) -> Chat:
-    """Read a request. Raises Refusal."""
+    """Read a request. Raises DoorRefusal."""
     request = decoded(body)
     system = _text(request.pop("system", None) or "", "system")
     own = [{"role": "system", "content": system}] if system else []
     turns = request.pop("messages", None)
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
-        raise Refusal("messages: give a list of messages, each with a role and content.", "messages")
+        raise DoorRefusal("messages: give a list of messages, each with a role and content.", "messages")
     chat = {key: value for key, value in request.items() if key not in _IGNORED}
     chat["stop"] = chat.pop("stop_sequences", None)
     choice = chat.pop("tool_choice", None)
@@ -50,27 +50,29 @@ def _messages(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             output = _text(block.get("content") or "", "messages")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": output}
         elif kind not in _THOUGHTS:
-            raise Refusal(f"messages: the door of an episode has no blocks of {kind}.", "messages")
+            raise DoorRefusal(f"messages: the door of an episode has no blocks of {kind}.", "messages")
     if not all(isinstance(text, str) for text in texts):
-        raise Refusal("messages: a block has no text.", "messages")
+        raise DoorRefusal("messages: a block has no text.", "messages")
     if texts or calls:
         yield {"role": role, "content": "".join(texts) or None} | ({"tool_calls": calls} if calls else {})
 
 
 def _text(content: Any, param: str) -> str:
-    """Return the text of blocks. Raises Refusal for others."""
+    """Return the text of blocks. Raises DoorRefusal for others."""
     texts = [content]
     if isinstance(content, list):
         texts = [block.get("text") if isinstance(block, dict) else None for block in content]
     if not all(isinstance(text, str) for text in texts):
-        raise Refusal(f"{param}: the door of an episode takes text alone.", param)
+        raise DoorRefusal(f"{param}: the door of an episode takes text alone.", param)
     return "".join(texts)
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict) or "input_schema" not in tool:
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise Refusal(f"tools: the door of an episode has tools with a schema alone, and no {kind}.", "tools")
+        raise DoorRefusal(
+            f"tools: the door of an episode has tools with a schema alone, and no {kind}.", "tools"
+        )
     about = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
     return {"type": "function", "function": about | {"parameters": tool["input_schema"]}}
 
@@ -121,7 +123,7 @@ def streamed(answer: Mapping[str, Any]) -> bytes:
     return events_of(events)
 
 
-def refuse(refusal: Refusal) -> dict[str, Any]:
+def refuse(refusal: DoorRefusal) -> dict[str, Any]:
     """Make the body of a refusal; clients know a context without room by Anthropic's words."""
     is_long = refusal.code == "context_length_exceeded"
     words = f"prompt is too long: {refusal.message}" if is_long else refusal.message

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lorad.driver.door.chat import Chat, Refusal, chat_of, decoded, events_of
+from lorad.driver.door.chat import Chat, DoorRefusal, chat_of, decoded, events_of
 from lorad.protocol.batch import Sampling
 
 _IGNORED = frozenset(
@@ -22,15 +22,15 @@ _ROLES = {"developer": "system"}  # chat templates know no developers
 
 
 def read(body: bytes, how: Sampling) -> Chat:
-    """Read a request. Raises Refusal."""
+    """Read a request. Raises DoorRefusal."""
     request = decoded(body)
     if request.get("previous_response_id") or request.get("conversation"):
-        raise Refusal("Nothing is stored: give all that was said as input.", "previous_response_id")
+        raise DoorRefusal("Nothing is stored: give all that was said as input.", "previous_response_id")
     items = request.pop("input", None)
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise Refusal("input: give a text, or a list of items.", "input")
+        raise DoorRefusal("input: give a text, or a list of items.", "input")
     instructions = request.pop("instructions", None)
     own = [{"role": "system", "content": instructions}] if instructions else []
     tools = request.pop("tools", None) or []
@@ -68,7 +68,7 @@ def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             else:
                 yield message
         else:
-            raise Refusal(f"input: the door of an episode has no {kind}.", "input")
+            raise DoorRefusal(f"input: the door of an episode has no {kind}.", "input")
     if answer is not None:
         yield answer
 
@@ -77,14 +77,14 @@ def _text(content: Any, param: str) -> Any:
     if not isinstance(content, list):
         return content
     if not all(isinstance(part, dict) and part.get("type") in _TEXTS for part in content):
-        raise Refusal(f"{param}: the door of an episode takes text alone.", param)
+        raise DoorRefusal(f"{param}: the door of an episode takes text alone.", param)
     return "".join(str(part.get("text", "")) for part in content)
 
 
 def _tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise Refusal(f"tools: the door of an episode has functions alone, and no {kind}.", "tools")
+        raise DoorRefusal(f"tools: the door of an episode has functions alone, and no {kind}.", "tools")
     function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
     return {"type": "function", "function": function}
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from lorad.driver.sampling.generate import Ended, Seed, count_of, joined, seed_of, seeds_of
 from lorad.driver.sampling.routes import routes_of, said, with_prompts
 from lorad.driver.session import Episode, Plan, Sample
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.host import Heard, Hosts
 from lorad.envs.protocol import shown
@@ -153,7 +153,7 @@ def begun(
     format: Format,
     example: Example,
     episodes: Sequence[LiveEpisode],
-    answers: Sequence[Answer],
+    answers: Sequence[EpisodeAnswer],
     how: Sampling,
 ) -> Example:
     """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
@@ -210,7 +210,9 @@ def _speak(
     )
 
 
-def hear(session: _Setting, format: Format, episode: LiveEpisode, answer: Answer, how: Sampling) -> None:
+def hear(
+    session: _Setting, format: Format, episode: LiveEpisode, answer: EpisodeAnswer, how: Sampling
+) -> None:
     """Add what the environment answered, and end the episode where nothing can follow."""
     spec = session.spec
     messages = answer.messages
@@ -251,7 +253,7 @@ def hear(session: _Setting, format: Format, episode: LiveEpisode, answer: Answer
     episode.heard.at_limit = episode.scores_at_limit and episode.end in LIMITS
 
 
-def earn(episode: LiveEpisode, answer: Answer) -> None:
+def earn(episode: LiveEpisode, answer: EpisodeAnswer) -> None:
     """Add what an episode earns that a limit has ended."""
     turn = episode.turns[-1]
     if answer.error:

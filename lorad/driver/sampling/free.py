@@ -12,7 +12,7 @@ import numpy as np
 from lorad.driver.sampling.episodes import LiveEpisode, begun, earn, hear, sample_of
 from lorad.driver.sampling.generate import count_of, generate, seed_of, seeds_of
 from lorad.driver.session import Plan, Sample, Session
-from lorad.envs.child import Answer
+from lorad.envs.child import EpisodeAnswer
 from lorad.envs.host import EnvironmentHost, Hosts
 from lorad.protocol.batch import Prompt, Sampling
 from lorad.protocol.calls import Generated
@@ -79,7 +79,7 @@ class _Players:
             ]
             for place, (e, some) in enumerate(zip(planned.examples, seeds_of(seed, planned, n), strict=True))
         ]
-        self._resets: list[dict[int, Answer]] = [{} for _ in self._examples]
+        self._resets: list[dict[int, EpisodeAnswer]] = [{} for _ in self._examples]
         self._threads = ThreadPoolExecutor(min(_MOST, n * len(self._examples)), "episode")
         self._of_thread = threading.local()
         self._lock = threading.Lock()

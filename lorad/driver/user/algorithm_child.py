@@ -1,6 +1,7 @@
 """The process of a user's advantage or loss: `python -m lorad.driver.user.algorithm_child LIFELINE`.
 
-JSON lines, with arrays in them: a Setup, answered by Ready; then one Question at a time, answered by Answer.
+JSON lines, with arrays in them: an AlgorithmFunction, answered by Ready; then one
+AlgorithmQuestion at a time, answered by AlgorithmAnswer.
 LIFELINE is the read end of a pipe whose write end only the driver holds, see `reward_child.py`.
 """
 
@@ -31,13 +32,13 @@ with quick_imports():
 Kind = Literal["advantage", "loss"]
 
 
-class Setup(Code):
+class AlgorithmFunction(Code):
     """The function of a file, and what it is."""
 
     kind: Kind = "loss"
 
 
-class Question(Struct):
+class AlgorithmQuestion(Struct):
     """What an advantage or a loss is asked. checks: the seed of a check of the derivative, which comes before
     the answer; None for no check.
     """
@@ -47,7 +48,7 @@ class Question(Struct):
     checks: int | None = None
 
 
-class Answer(Struct):
+class AlgorithmAnswer(Struct):
     """What the function returned, or what went wrong. is_last: the process is of no further use.
 
     value: a loss's own; None where it returned none. array: float64, advantages or derivatives.
@@ -61,17 +62,17 @@ class Answer(Struct):
 
 
 def main(lifeline: int) -> None:
-    serve(lifeline, Setup, _load, enc_hook=plain_of)
+    serve(lifeline, AlgorithmFunction, _load, enc_hook=plain_of)
 
 
-def _load(setup: Setup) -> tuple[Callable[[bytes], Answer], list[str]]:
-    """Return what answers a Question, and the keywords that the function requires."""
+def _load(setup: AlgorithmFunction) -> tuple[Callable[[bytes], AlgorithmAnswer], list[str]]:
+    """Return what answers an AlgorithmQuestion, and the keywords that the function requires."""
     function = import_function(setup)
     keywords = keywords_of(function, setup.function)
     _refuse_others(setup, keywords)
 
-    def answer(line: bytes) -> Answer:
-        question = msgspec.json.decode(line, type=Question, dec_hook=array_of)
+    def answer(line: bytes) -> AlgorithmAnswer:
+        question = msgspec.json.decode(line, type=AlgorithmQuestion, dec_hook=array_of)
         return _answer(function, keywords, question, setup)
 
     return answer, keywords.required
@@ -92,7 +93,7 @@ def array_of(kind: type, plain: Any) -> Any:
     return np.frombuffer(base64.b64decode(data), np.dtype(dtype))
 
 
-def _refuse_others(setup: Setup, keywords: Keywords) -> None:
+def _refuse_others(setup: AlgorithmFunction, keywords: Keywords) -> None:
     """Raise LoradError for a function that needs an argument that no such function is given."""
     offered = list(sample_of(setup.kind, with_reference=False).arguments())
     if missing := [name for name in keywords.required if name not in offered]:
@@ -102,23 +103,25 @@ def _refuse_others(setup: Setup, keywords: Keywords) -> None:
         )
 
 
-def _answer(function: Callable[..., Any], keywords: Keywords, question: Question, setup: Setup) -> Answer:
+def _answer(
+    function: Callable[..., Any], keywords: Keywords, question: AlgorithmQuestion, setup: AlgorithmFunction
+) -> AlgorithmAnswer:
     def called(**arguments: Any) -> Any:
         return function(**keywords.chosen(arguments))
 
     try:
         if (samples := question.advantage) is not None:
             array = as_advantages(called(**samples.arguments()), samples.rewards.size, samples.sampler.size)
-            return Answer(array=array)
+            return AlgorithmAnswer(array=array)
         assert question.loss is not None
         if question.checks is not None:
             check_derivative(called, question.loss, question.checks)
         value, derivative = as_loss(called(**question.loss.arguments()), question.loss.logprobs.size)
-        return Answer(value=value, array=derivative)
+        return AlgorithmAnswer(value=value, array=derivative)
     except LoradError as error:
-        return Answer(error=f"{setup.function} of {setup.file}: {error}", hint=error.hint)
+        return AlgorithmAnswer(error=f"{setup.function} of {setup.file}: {error}", hint=error.hint)
     except BaseException as error:
-        return Answer(error=describe(error, setup), is_last=isinstance(error, MemoryError))
+        return AlgorithmAnswer(error=describe(error, setup), is_last=isinstance(error, MemoryError))
 
 
 if __name__ == "__main__":

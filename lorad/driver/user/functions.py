@@ -9,7 +9,14 @@ from msgspec.structs import asdict
 
 from lorad.children.user_process import Lost, UserProcess, code_of, environment
 from lorad.children.user_serve import Ready
-from lorad.driver.user.algorithm_child import Answer, Kind, Question, Setup, array_of, plain_of
+from lorad.driver.user.algorithm_child import (
+    AlgorithmAnswer,
+    AlgorithmFunction,
+    AlgorithmQuestion,
+    Kind,
+    array_of,
+    plain_of,
+)
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.user.functions import AdvantageInput, LossInput, sample_of
@@ -31,7 +38,9 @@ class UserFunction:
         self.key = f"algorithm.{kind}"
         limits = algorithm.user_code
         code = code_of(str(getattr(algorithm, kind)), cwd, self.key, limits.memory_bytes)
-        self._setup = Setup(**asdict(code) | {"kind": kind, "memory_key": "algorithm.user_code.memory"})
+        self._setup = AlgorithmFunction(
+            **asdict(code) | {"kind": kind, "memory_key": "algorithm.user_code.memory"}
+        )
         self.file = Path(code.file)
         self.source = code.source  # what runs, whatever becomes of the file
         self._timeout = limits.timeout
@@ -49,7 +58,7 @@ class UserFunction:
 
     def advantages(self, samples: AdvantageInput) -> np.ndarray:
         """Return the function's advantages, float64 [S] or [T]. Raises SpecError."""
-        array = self._ask(Question(advantage=samples)).array
+        array = self._ask(AlgorithmQuestion(advantage=samples)).array
         if array is None or array.size not in (samples.rewards.size, samples.sampler.size):
             raise self._error("its process answered with an array of another size")
         return array
@@ -60,7 +69,7 @@ class UserFunction:
         The loss is None where the function gives none. The first derivative is checked, see
         `check_derivative` for `seed`.
         """
-        answer = self._ask(Question(loss=samples, checks=None if self._is_checked else seed))
+        answer = self._ask(AlgorithmQuestion(loss=samples, checks=None if self._is_checked else seed))
         if answer.array is None or answer.array.size != samples.logprobs.size:
             raise self._error("its process answered with an array of another size")
         self._is_checked = True
@@ -79,14 +88,14 @@ class UserFunction:
             self._child.kill()
             self._child = None
 
-    def _ask(self, question: Question) -> Answer:
+    def _ask(self, question: AlgorithmQuestion) -> AlgorithmAnswer:
         if self._child is None or not self._child.alive:
             self.start()
         assert self._child is not None
         try:
             with HEART.waits():
                 answer = self._child.ask(
-                    question, Answer, self._timeout, enc_hook=plain_of, dec_hook=array_of
+                    question, AlgorithmAnswer, self._timeout, enc_hook=plain_of, dec_hook=array_of
                 )
         except Lost as lost:
             self.close()

@@ -1,8 +1,8 @@
 """Run a user's reward function in a process of its own: `main(LIFELINE)`.
 
-JSON lines: a Setup, answered by Loaded; then Requests, each answered by an Answer when it ends; `workers.py`
-has their forms. LIFELINE is the read end of a pipe whose write end only the driver holds: when the driver is
-gone, however it went, the kernel kills this process group. See `lorad/children/user_code.py`.
+JSON lines: a RewardFunction, answered by Loaded; then Requests, each answered by an Answer when it ends;
+`workers.py` has their forms. LIFELINE is the read end of a pipe whose write end only the driver holds: when
+the driver is gone, however it went, the kernel kills this process group. See `lorad/children/user_code.py`.
 
 It may run in another interpreter, so that the standard library is all that it imports at first.
 """

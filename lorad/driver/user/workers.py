@@ -29,7 +29,7 @@ _GRACE_SECONDS = 2.0  # for a process that times its calls itself
 _CLOSED = "the rewarder is closed"
 
 
-class Setup(Code):
+class RewardFunction(Code):
     """A builtin (`name`, `pattern`), or without a name the function of a file.
 
     timeout: seconds of a call.
@@ -141,7 +141,7 @@ class Workers:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RewardFunction,
         environment: Mapping[str, str],
         count: int,
         concurrency: int,

@@ -22,12 +22,15 @@ _LEAST_SIGMAS = 60.0
 LEAST_NATS = 2.0
 MOST_NATS = 5.0  # of the amplified change, rms
 _ROOM = 2.2  # the change may be so many times as large as it has to be
-_MOST_TRIES, _MOST_DOUBLINGS = 6, 24
-_NOISE_RATIO, _LEAST_LIMIT = 2.75, 0.4
+_MOST_TRIES = 6
+_MOST_DOUBLINGS = 24
+_NOISE_RATIO = 2.75
+_LEAST_LIMIT = 0.4
 """Noise alone makes a rel of 1.4 to 2.2 sigmas over the change. The limit of rel is so many of these, at most
 the `Tolerances.amplified` of the dtype, and at least such a share of that."""
 
-_REROUTED, _REROUTED_SLOPE = 0.5, 0.2
+_REROUTED = 0.5
+_REROUTED_SLOPE = 0.2
 """Where engine and trainer send some tokens to different experts, a right adapter had a rel of up to 0.29,
 and of 0.03 with the same experts on both sides. So there a rel of up to 0.5 proves nothing, unless the whole
 change is too large or too small."""

@@ -54,7 +54,9 @@ FLOAT32 = Tolerances(
 BFLOAT16 = Tolerances(
     least_sigma=2e-3, rel=4e-2, rel_blind=0.12, largest=0.2, mean=2e-2, rounding=2e-2, amplified=4e-2
 )
-_LARGEST_SIGMAS, _MEAN_SIGMAS, _LARGEST_TO_MEAN = 15.0, 2.0, 8.0
+_LARGEST_SIGMAS = 15.0
+_MEAN_SIGMAS = 2.0
+_LARGEST_TO_MEAN = 8.0
 SEVERITY = ("passed", "inconclusive", "failed")
 
 

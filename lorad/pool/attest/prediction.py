@@ -19,7 +19,7 @@ from lorad.protocol.batch import Batch
 from lorad.trainers.base import LoraType, Policy, SlotSpec, Trainer
 
 
-class VersionFiles(Struct, frozen=True):
+class VersionOnDisk(Struct, frozen=True):
     """A version on disk: a PEFT directory, and how a slot has to be opened for it."""
 
     directory: Path
@@ -45,7 +45,7 @@ class Predictor:
         return None if experts is None else frozenset(experts)
 
     async def amplified(
-        self, slot: str, canaries: Canaries, previous: VersionFiles | None, begin: float = 1.0
+        self, slot: str, canaries: Canaries, previous: VersionOnDisk | None, begin: float = 1.0
     ) -> Prediction | None:
         """Return the prediction; None when the slot changes nothing. The version before is `previous`, None
         for the base, and `begin` an earlier K.
@@ -64,7 +64,7 @@ class Predictor:
                 before = await self.plain(other, canaries, times) - canaries.trainer
         return Prediction(canaries, times, now, before)
 
-    async def replayed(self, slot: str, seen: Rerouted, previous: VersionFiles | None) -> list[Prediction]:
+    async def replayed(self, slot: str, seen: Rerouted, previous: VersionOnDisk | None) -> list[Prediction]:
         """Predict anew what each server said of an amplified copy, sending each token where that server did.
 
         The slot holds the version; the one before is `previous`, None for the base.
@@ -89,7 +89,7 @@ class Predictor:
         return (await self._trainer.logprobs(policy, batch)).astype(np.float64)
 
     @asynccontextmanager
-    async def opened(self, files: VersionFiles) -> AsyncIterator[str]:
+    async def opened(self, files: VersionOnDisk) -> AsyncIterator[str]:
         """Open a slot with these tensors for a moment.
 
         Raises AdapterRefused when the trainer does not take them.

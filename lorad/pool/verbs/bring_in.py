@@ -13,7 +13,7 @@ from lorad.errors import AttestationFailed, EngineGone
 from lorad.pool.attest.amplified import Prediction, Rerouted, judge_replayed
 from lorad.pool.attest.attester import UNLOADED
 from lorad.pool.attest.verdict import Claim, Outcome
-from lorad.pool.loaded import LoadedVersion
+from lorad.pool.loaded import PoolVersion
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Attestation
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Live(NamedTuple):
-    entry: LoadedVersion
+    entry: PoolVersion
     outcome: Outcome
     load_seconds: float
     attest_seconds: float
@@ -65,7 +65,7 @@ async def bring(
 
 
 async def again(
-    pool: Pool, entry: LoadedVersion, source: AdapterSource, claim: Claim, predict: Predictors
+    pool: Pool, entry: PoolVersion, source: AdapterSource, claim: Claim, predict: Predictors
 ) -> Attestation:
     """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
 

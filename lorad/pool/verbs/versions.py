@@ -16,9 +16,9 @@ from lorad.errors import AdapterRefused, Conflict, IntegrityError
 from lorad.models.turns import caller
 from lorad.pool.attest.amplified import Prediction, Rerouted
 from lorad.pool.attest.canaries import Canaries
-from lorad.pool.attest.prediction import VersionFiles
+from lorad.pool.attest.prediction import VersionOnDisk
 from lorad.pool.attest.verdict import Claim
-from lorad.pool.loaded import LoadedVersion
+from lorad.pool.loaded import PoolVersion
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
 from lorad.pool.verbs.bring_in import Live, Predictors, again, bring
@@ -80,7 +80,7 @@ async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
         )
 
 
-async def _bring(pool: Pool, args: calls.LoadVersion) -> LoadedVersion:
+async def _bring(pool: Pool, args: calls.LoadVersion) -> PoolVersion:
     adapter = await _read(pool, args)
     claim, predict = await _claim(pool, args, adapter)
     return (
@@ -90,7 +90,7 @@ async def _bring(pool: Pool, args: calls.LoadVersion) -> LoadedVersion:
 
 async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predictors]:
     """Compute what the trainer makes of the same files, for the engine to be compared with."""
-    files = VersionFiles(Path(args.directory), adapter.config)
+    files = VersionOnDisk(Path(args.directory), adapter.config)
     predictor = pool.attester.predictor
     every = await pool.attester.any_canaries()
     few = pool.attester.few(every)
@@ -171,7 +171,7 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
     live = await bring(pool, version, source, claim, Predictors(anew, replayed), run=tenant.run)
     tenant.proof.count(live.outcome, pool.attester.returns)
     pool.loaded.adopt(live.entry)
-    files = VersionFiles(Path(args.directory), adapter.config, tenant.spec.lora_type)
+    files = VersionOnDisk(Path(args.directory), adapter.config, tenant.spec.lora_type)
     for gone in tenant.advance(args.number, live.entry, claim.change, files):
         pool.loaded.release(gone)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))

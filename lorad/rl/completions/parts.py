@@ -113,7 +113,10 @@ def _by_exchanges(
     the chat.
     """
     head = 1 if messages[0]["role"] in ("system", "developer") else 0
-    begins = [head, *(_begin(messages, place + 1, head) for place in places[:-2])]
+    begins = [head]
+    for place in places[:-2]:  # the next exchange goes back to a message of the user's, if one is near
+        back = range(place + 1, max(head, place + 1 - _BACK) - 1, -1)
+        begins.append(next((number for number in back if messages[number]["role"] == "user"), place + 1))
     ends = [(before + 1, place, place + 1) for before, place in pairwise(places)]
     chats = [
         [(row, messages[:head] + messages[begin:end]) for end in its_ends]
@@ -137,14 +140,6 @@ def _by_exchanges(
         if (before, before + parts[2 * number + 1].text) != whole:
             return None
     return [*parts[:-1], replace(parts[-1], is_bare=_is_bare(messages[places[-1]], wholes[-1][1]))]
-
-
-def _begin(messages: Sequence[Mapping[str, Any]], place: int, least: int) -> int:
-    """Return where an exchange begins that goes back to a place: with a message of the user's, if one is
-    near.
-    """
-    back = range(place, max(least, place - _BACK) - 1, -1)
-    return next((number for number in back if messages[number]["role"] == "user"), place)
 
 
 def _is_bare(message: Mapping[str, Any], text: str) -> bool:

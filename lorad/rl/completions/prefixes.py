@@ -20,7 +20,8 @@ class Prefixes:
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
         """Begin with nothing known. `Tokenizer.encode` explains `special`."""
-        self._tokenizer, self._special = tokenizer, special
+        self._tokenizer = tokenizer
+        self._special = special
         self._added = {} if special else tokenizer.added
         longest_first = sorted(self._added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

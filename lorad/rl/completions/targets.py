@@ -61,7 +61,8 @@ class _TargetTask(Dataset):
     """A builtin task: its answers are the completions."""
 
     def __init__(self, problems: TaskDataset, tokenizer: Tokenizer) -> None:
-        self._problems, self._tokenizer = problems, tokenizer
+        self._problems = problems
+        self._tokenizer = tokenizer
 
     def take(self, position: int, n: int) -> list[Example]:
         examples = self._problems.take(position, n)
@@ -71,8 +72,7 @@ class _TargetTask(Dataset):
 def _with_targets(example: Example, tokenizer: Tokenizer) -> Example:
     tokens = [*tokenizer.encode(example.answer), *tokenizer.eos_ids[:1]]
     target = Target(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
-    fields = {key: getattr(example, key) for key in example.__struct_fields__}
-    return Example(**{**fields, "targets": (target,)})
+    return structs.replace(example, targets=(target,))
 
 
 class TargetDataset(Dataset):
@@ -328,7 +328,7 @@ class TargetDataset(Dataset):
             self.dropped += samples.left
             text = "".join(part.text for part in samples.parts[-1])
             trained = turns.trained[: len(turns.trained) - samples.left]
-            self._note(row, unshown(turns.messages, variables_of(row), text, trained))
+            self.keep_unshown(row, unshown(turns.messages, variables_of(row), text, trained))
         for row in rows:  # its chats side by side, or the samples of its only one, each alone
             its_chats = groups[row.where]
             if len(its_chats) > 1 and any(len(samples) > 1 for samples in its_chats):

@@ -31,7 +31,11 @@ class Widths:
             if waiting:
                 waiting.append(id)
                 piece = self._tokenizer.decode(waiting)
-            if (width := _fits(text, piece, at)) is not None:
+            starts = (piece, f" {piece}")  # some tokenizers leave out the blank before a token that is alone
+            width = next((len(start) for start in starts if text.startswith(start, at)), None)
+            if width is None and len(text) - at < len(piece) and piece.startswith(text[at:]):
+                width = len(text) - at
+            if width is not None:
                 waiting.clear()
             elif piece.endswith(_PART):
                 waiting = waiting or [id]
@@ -43,15 +47,3 @@ class Widths:
             widths.append(width)
             at += width
         return widths
-
-
-def _fits(text: str, piece: str, at: int) -> int | None:
-    """Return how many characters of the text a piece makes; None if it is not what comes next.
-
-    Some tokenizers leave out the blank before a token that is alone.
-    """
-    for start in (piece, f" {piece}"):
-        if text.startswith(start, at):
-            return len(start)
-    rest = text[at:] if len(text) - at < len(piece) else None
-    return len(rest) if rest is not None and piece.startswith(rest) else None

@@ -15,7 +15,9 @@ class Order:
     """Rows of a dataset, epoch after epoch. Shuffled, every epoch has its own order, from (seed, epoch)."""
 
     def __init__(self, size: int, seed: int | str, *, shuffled: bool) -> None:
-        self._size, self._seed, self._shuffled = size, seed, shuffled
+        self._size = size
+        self._seed = seed
+        self._shuffled = shuffled
         self._epoch = -1
         self._places = list[int]()
 
@@ -26,7 +28,8 @@ class Order:
             places = list(range(self._size))
             if self._shuffled:
                 random.Random(f"{self._seed}/{epoch}").shuffle(places)
-            self._epoch, self._places = epoch, places
+            self._epoch = epoch
+            self._places = places
         return self._places[offset], epoch
 
 

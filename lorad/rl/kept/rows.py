@@ -109,7 +109,8 @@ class KeptRows(Sequence[Kept]):
         self._rows = array("Q")
         self._samples = array("Q")
         self._sources = array("H")
-        self.prompt_lengths, self.completion_lengths = array("I"), array("I")
+        self.prompt_lengths = array("I")
+        self.completion_lengths = array("I")
 
     def add(self, kept: Kept) -> None:
         row, at = self._last

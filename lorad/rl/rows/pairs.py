@@ -97,7 +97,8 @@ def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
     """Compare the columns of a row. Yields a sentence that is true of it, and words about it."""
     values = judgement.row.values
     for better, worse in _SCORES if judgement.label is None else ():
-        high, low = values.get(better), values.get(worse)
+        high = values.get(better)
+        low = values.get(worse)
         if isinstance(high, int | float) and isinstance(low, int | float) and high < low:
             yield _SCORED, f"{better} {high:g}, {worse} {low:g}"
     prompt = None if data.prompt_format else find_value(judgement.row, data, "prompt_key")

@@ -26,7 +26,8 @@ _MARKS: Mapping[CallForm, tuple[str, ...]] = {
     "mistral": ("[TOOL_CALLS]",),
     "llama": ("<|python_tag|>", "{"),
 }
-_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_THOUGHT = "<think>"
+_THOUGHT_END = "</think>"
 _DECODER = json.JSONDecoder()
 _MOST_ERROR = 200  # characters
 _Tools = Mapping[str, Mapping[str, Any]]
@@ -242,7 +243,11 @@ def _call_of_texts(name: str, texts: Sequence[tuple[str, str]], written: str, to
     """Make a call of arguments that were written as text; what is no string by its schema is JSON."""
     arguments: dict[str, Any] = {}
     for key, text in texts:
-        if _is_text(tools.get(name, {}).get(key.strip())):
+        schema = tools.get(name, {}).get(key.strip())
+        kinds: Any = []  # where nothing says what fits, a text does
+        if isinstance(schema, Mapping):
+            kinds = schema.get("type", [part.get("type") for part in schema.get("anyOf", []) if part])
+        if not kinds or "string" in ([kinds] if isinstance(kinds, str) else kinds):
             arguments[key.strip()] = text
             continue
         value, end, error = _json_at(text, 0)
@@ -260,12 +265,3 @@ def _known(name: str, arguments: dict[str, Any], written: str, tools: _Tools) ->
     return ToolCall(
         name, arguments, f"there is no tool {name!r}; there are: {names}", "unknown_tool", written
     )
-
-
-def _is_text(schema: Any) -> bool:
-    """Return whether a string fits; so also where the schema says nothing."""
-    if not isinstance(schema, Mapping):
-        return True
-    kinds = schema.get("type", [part.get("type") for part in schema.get("anyOf", []) if part])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return not kinds or "string" in kinds

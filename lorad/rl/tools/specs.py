@@ -138,7 +138,8 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return (description, words about each parameter)."""
     description: list[str] = []
     about: dict[str, str] = {}
-    section, last = "", ""
+    section = ""
+    last = ""  # the parameter that was described last
     for line in text.splitlines():
         if heading := _SECTION.match(line.strip()):
             section = heading[1]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lorad.bounds import COMPLETIONS, JSON_BYTES
-from lorad.daemon.serving.asking import Question, Said
+from lorad.daemon.serving.asking import PoolQuestion, Said
 from lorad.errors import PoolLost, SpecError
 from lorad.models.directory import BUILTIN
 from lorad.protocol.calls import LoadVersion
@@ -24,7 +24,7 @@ TINY = BUILTIN["builtin:tiny"]
 
 def said(model: Path, **body: Any) -> Said:
     """Return the last line, of a process that is told of a pool that is not there."""
-    asked = Question(
+    asked = PoolQuestion(
         "/none", str(model), LoadVersion("a@1", "/none", ""), None, GenerateRequest("a@1", **body)
     )
     command = [*python(), "-m", "lorad.daemon.serving.completer"]

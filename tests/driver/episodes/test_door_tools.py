@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lorad.driver.door.chains import Chains
-from lorad.driver.door.chat import Chat, Refusal, read_chat
+from lorad.driver.door.chat import Chat, DoorRefusal, read_chat
 from lorad.driver.door.door import Door, Visit
 from lorad.envs.format import Format
 from lorad.protocol.batch import Chunk, Sampling
@@ -138,7 +138,7 @@ def test_requests_at_once_share_the_turns(spoken: Spoken) -> None:
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(spoken.visit.answer, chat) for chat in chats]
         errors = [future.exception() for future in futures]
-    assert sum(isinstance(error, Refusal) for error in errors) == 1 and None in errors
+    assert sum(isinstance(error, DoorRefusal) for error in errors) == 1 and None in errors
     assert len(spoken.heard) == 1 and spoken.visit.begun == spoken.visit.turns == 4
 
 
@@ -151,5 +151,5 @@ def test_an_episode_that_is_over_answers_nobody(spoken: Spoken) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(Refusal, match="no JSON object"):
+    with pytest.raises(DoorRefusal, match="no JSON object"):
         read_chat(b'{"messages": "\xff"}', Sampling(64))

@@ -12,7 +12,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
-from lorad.daemon.serving.asking import Question, Said
+from lorad.daemon.serving.asking import PoolQuestion, Said
 from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load_of
 from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.records.requests import GenerateRequest
@@ -46,10 +46,10 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
                 doing().tell(f"loading {version.name}")
                 model = pool.setup.model_path
                 socket = pool.setup.socket
-                return await _answer(ctx, pool, Question(socket, model, load_of(version), chat, body))
+                return await _answer(ctx, pool, PoolQuestion(socket, model, load_of(version), chat, body))
 
 
-async def _answer(ctx: Context, pool: Pool, question: Question) -> msgspec.Raw:
+async def _answer(ctx: Context, pool: Pool, question: PoolQuestion) -> msgspec.Raw:
     """Have a process of the pool's owner ask it, and tell what that says meanwhile."""
     user = ctx.user(pool.setup.owner)
     argv, env = ctx.processes.commands.asked_as(user, ctx.processes.commands.completer, ctx.home)
