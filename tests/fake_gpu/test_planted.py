@@ -105,7 +105,7 @@ _MISTAKES = {
         "rows.lengths[active] += 1",
         "rows.lengths[active] += 1\n    for _ in range(60): rows.counts[active] += 0",
         _decode_shared,
-        "<= (48 +",
+        "<= (49 +",
     ),
     "attention of unlike heads is in float32": _Mistake(
         "lorad.models.attention:causal",

@@ -189,7 +189,8 @@ class Layout:
         """Make a block of a group of sequences from what `_arrays` gave, on the device."""
         runs = self._sequences
         prefixes = runs.prefixes[group]
-        wide, long = int(prefixes.max()), int(runs.lengths[group].max())
+        wide = int(prefixes.max())
+        long = int(runs.lengths[group].max())
         fused = wide + long > LONG
         places = prefixes, tensors["prefixes"]
         live = tensors.get("live")
