@@ -51,6 +51,15 @@ class _Manifest(Struct, frozen=True):
         return sum(file.bytes for file in self.files.values())
 
 
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file as it is on disk now; "" when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
 def write_directory(
     final: Path,
     write: Callable[[Path], Mapping[str, FileFact] | None],

@@ -6,7 +6,6 @@ whole. What cannot be read or written raises OSError, whose `strerror` says what
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -127,15 +126,6 @@ def refuse_sparse(file: BufferedReader, path: Path) -> None:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         raise _refused(path, f"sparse: nothing was written at byte {hole} of {about.st_size}", errno.EFBIG)
     os.lseek(file.fileno(), 0, os.SEEK_SET)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as it is on disk now; "" when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
 
 
 def write_whole(

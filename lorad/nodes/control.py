@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lorad.adapters.directory import sha256_of
 from lorad.children.process import Child
 from lorad.errors import Conflict, NotFound, to_wire
-from lorad.files import sha256_of, write_whole
+from lorad.files import write_whole
 from lorad.models.facts import weights_sha256
 from lorad.nodes import messages
 from lorad.nodes.messages import Asked, Done, Ended, Failed, Leaving, Logged, Told, Wrote

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import sha256_of
 from lorad.adapters.peft import WEIGHTS
 from lorad.adapters.served import divided, served
 from lorad.adapters.targets import EXPERTS, experts_of, leaf
@@ -18,7 +19,6 @@ from lorad.engines.remote.server import Server
 from lorad.engines.remote.transport import ServerTransport
 from lorad.engines.versions import Held, Versions, receive
 from lorad.errors import AdapterRefused, EngineGone
-from lorad.files import sha256_of
 from lorad.limits.check import refuse_adapter
 from lorad.limits.limit import BackendSetup
 from lorad.models.facts import read_facts
