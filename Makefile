@@ -19,6 +19,7 @@
 # make tinker            the official tinker client, 0.25 to the newest, against a daemon and its door (the first time installs it: 1.5 GB)
 # make tinker-backends   the same client on FSDP, Megatron, SGLang and vLLM; the table of docs/tinker.md (the first time installs all: 9 GB)
 # make tinker-cookbook   recipes of tinker-cookbook, unmodified and offline, learn through the door (the first time installs it: 1.6 GB)
+# make tinker-art         OpenPipe ART's backend for Tinker, unmodified and offline, learns through the door (the first time installs it: 1.6 GB)
 # make bench-tinker      a step of the official tinker client's loop beside a step of `lorad run` of the same work, tiny and 100 M
 # make test-cluster     pools over a real Ray cluster, on hosts that are namespaces of this machine (needs root; installs Ray: 0.4 GB)
 # make cluster-demo     a Ray cluster on this machine, without root: a run over two nodes, one of which is killed; resumed, bit for bit
@@ -68,7 +69,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook tinker-art cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -152,6 +153,10 @@ tinker-backends: $(VENV)/.ready-dev
 tinker-cookbook: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-tinker cookbook); \
 	env OMP_NUM_THREADS=1 "$$python" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real/test_cookbook.py $(ARGS)
+
+tinker-art: $(VENV)/.ready-dev
+	@python=$$(.ci/setup-tinker art); \
+	env OMP_NUM_THREADS=1 "$$python" .ci/in-memory $(BIN)/python -m pytest tests/tinker/real/test_art.py $(ARGS)
 
 test-cluster: $(VENV)/.ready-dev
 	@python=$$(.ci/setup-ray); env OMP_NUM_THREADS=1 "$$python" $(BIN)/python -m pytest tests/cluster $(ARGS)

@@ -4,7 +4,7 @@ tests.tinker.real.cookbook_folder DIR`.
 The recipes load their data sets by the names that those have on the hub, and `datasets` takes a folder of
 such a name in the working directory instead. base/ is builtin:tiny, taught for a quarter of a minute to
 answer questions of the recipes by \\boxed{} and one of four digits, of which one is right: reinforcement
-learning then has something to find.
+learning then has something to find. digits.py is an environment of verifiers that asks them.
 """
 
 import json
@@ -31,6 +31,23 @@ _SHOT = (  # the example that both show first
     "\\boxed{{3}}\n\nUser: {question}{asked}\n\nAssistant:"
 )
 
+_DIGITS = """
+import json
+from pathlib import Path
+
+import verifiers as vf
+from datasets import Dataset
+
+
+def right(completion, answer, **_):
+    return float(answer in completion[-1]["content"])
+
+
+def load_environment():
+    rows = [json.loads(line) for line in Path(__file__).with_suffix(".jsonl").read_text().splitlines()]
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]))
+"""
+
 
 def make(root: Path) -> Path:
     """Make the folder; returns the directory of the base."""
@@ -43,7 +60,16 @@ def make(root: Path) -> Path:
     )
     pairs = [{"chosen": f"{text}good", "rejected": f"{text}bad"} for text in begun]
     _dataset(root / "Anthropic" / "hh-rlhf", "default", pairs)
+    (root / "digits.py").write_text(_DIGITS)
+    asked = [{"prompt": _chat(question), "answer": f"\\boxed{{{_RIGHT}}}"} for question in questions]
+    (root / "digits.jsonl").write_text("\n".join(map(json.dumps, asked)))
     return _taught(root / "base")
+
+
+def _chat(question: str) -> list[dict[str, str]]:
+    """Return the messages of a dialogue up to its last answer."""
+    parts = [part.split(": ", 1) for part in _SHOT.format(asked=_ASKED[0], question=question).split("\n\n")]
+    return [{"role": part[0].lower(), "content": part[1]} for part in parts[:-1]]
 
 
 def _dataset(directory: Path, config: str, rows: list[dict[str, Any]]) -> None:
