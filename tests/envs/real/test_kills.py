@@ -24,7 +24,6 @@ algorithm: {{group_size: 2}}
 data: {{prompts_per_step: 2}}
 trainer: {{lr: 2.0e-3, steps: 4}}
 rollout: {{max_new_tokens: 4}}
-reward: {{max_failures: 0}}
 eval: {{every: 0}}
 checkpoint: {{every: 2}}
 """
