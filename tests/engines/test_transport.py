@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from lorad.adapters.adapter import Adapter
+from lorad.adapters.directory import sha256_of
 from lorad.adapters.peft import WEIGHTS, read_peft, write_peft
 from lorad.box import paths
 from lorad.children.process import cause
 from lorad.engines.remote import transport
 from lorad.engines.remote.transport import ServerTransport
 from lorad.errors import StorageError
-from lorad.files import sha256_of
 from tests.kit.fakes.random_adapters import random_adapter
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8)}
