@@ -77,7 +77,8 @@ def test_the_readme_is_short() -> None:
 
 
 def prose(text: str) -> list[str]:
-    """List the lines of a page that are neither code, tables, pictures nor comments."""
+    """List the lines of a page that are neither its head, code, tables, pictures nor comments."""
+    text = re.sub(r"\A---\n.*?^---\n", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     return [line for line in text.splitlines() if not line.lstrip().startswith(("|", "<!--", "![", "[!["))]
 

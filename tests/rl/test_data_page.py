@@ -17,7 +17,8 @@ from lorad.rl.completions.targets import load_held_out, load_train
 from lorad.rl.data import Example
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.model import convert
-from lorad.spec.text import mapping
+from lorad.spec.text import load_spec, mapping
+from tests.driver.sampling.test_sources import home as home
 from tests.kit.world import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "data.md").read_text()
@@ -107,3 +108,10 @@ def test_the_page_has_each_form(tmp_path: Path) -> None:
     forms = {name for cells in CELLS for name in re.split(r", | the ", cells[0])}
     assert {"TRL", "verl", "SkyRL", "OpenAI", "ShareGPT", "Alpaca", "OpenRLHF", "ms-swift"} <= forms
     assert len(CELLS) > 60
+
+
+def test_the_example_of_judged_sources_passes(home: Path) -> None:
+    _, _, section = PAGE.partition("## Sources that are judged by")
+    spec = load_spec(section.partition("```yaml")[2].partition("```")[0])
+    assert preflight(spec, cwd=home).dataset_size == 18
+    assert [label for _, label in spec.of_sources] == ["sums.jsonl", "store.jsonl", "store.jsonl"]

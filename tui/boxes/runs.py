@@ -31,7 +31,8 @@ class AllRunsScreen(TableScreen):
     BINDINGS = keys.RUN + keys.BACK
     DEFAULT_CSS = """
     AllRunsScreen #all-runs { height: 1fr; min-height: 3; background: $background; }
-    AllRunsScreen #others { height: auto; max-height: 4; width: 100%; padding: 0 1; color: $text-warning; }
+    AllRunsScreen #others { height: auto; max-height: 4; width: 100%; padding: 0 1; color: $text-warning;
+        text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     def __init__(self) -> None:

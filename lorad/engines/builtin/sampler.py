@@ -129,8 +129,7 @@ def truncate(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tens
         top_p, top_k: Bounds of each row, [n, 1]; 1 and 0 are none.
     """
     ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(ordered.shape[1], device=ordered.device)
-    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    ordered = _first(ordered, top_k)
     left = _within(ordered, top_p, _sum(ordered))
     return torch.zeros_like(probabilities).scatter_(1, places, left)
 
@@ -148,8 +147,7 @@ def candidates(
     words, order = words.sort(-1)
     ordered, places = largest.gather(1, order).sort(dim=-1, descending=True, stable=True)
     last = ordered[:, -1:]
-    rank = torch.arange(count, device=ordered.device)
-    ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
+    ordered = _first(ordered, top_k)
     left = _within(ordered, top_p, torch.where(top_k > 0, _sum(ordered), _sum(probabilities)))
     # a word that is left out may be as probable as the last candidate, so that one must not be in use
     least = left.masked_fill(left == 0, float("inf")).amin(-1, keepdim=True)
@@ -158,6 +156,12 @@ def candidates(
     if count == probabilities.shape[1]:
         is_whole = torch.ones_like(is_whole)
     return torch.zeros_like(left).scatter_(1, places, left), words, is_whole[:, 0]
+
+
+def _first(ordered: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Zero all but the first top_k numbers of each row; none where that is 0."""
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    return ordered.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
 
 
 def _within(ordered: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from lorad.rl.tasks import problem
 from lorad.spec.text import load_spec
 from tests.driver.driven import Driven
 from tests.kit.pool_kit import Running, running_pool
-from tests.kit.world import REPOSITORY
 
 REWARD = """
 def score(completion, level):
@@ -124,13 +123,6 @@ def test_held_out_rows_are_judged_by_theirs(running: Running, home: Path) -> Non
     samples = [msgspec.json.decode(line) for line in lines]
     assert {(s["source"], "turns" in s) for s in samples} == {("store.jsonl", True), ("sums.jsonl", False)}
     assert min(s["reward"] for s in samples if s["source"] == "sums.jsonl") >= 0.5
-
-
-def test_the_example_of_the_page_passes(home: Path) -> None:
-    _, _, section = (REPOSITORY / "docs" / "data.md").read_text().partition("## Sources that are judged by")
-    spec = load_spec(section.partition("```yaml")[2].partition("```")[0])
-    assert preflight(spec, cwd=home).dataset_size == 18
-    assert [label for _, label in spec.of_sources] == ["sums.jsonl", "store.jsonl", "store.jsonl"]
 
 
 @pytest.mark.parametrize(
