@@ -19,7 +19,7 @@ def dial() -> int:
     A half-close is passed on, so that an answer of HTTP/1.0 ends with its connection.
     """
     daemon = Home(default_home()).socket
-    with socket.socket(socket.AF_UNIX) as far, selectors.DefaultSelector() as ways:
+    with socket.socket(socket.AF_UNIX) as far, selectors.PollSelector() as ways:
         try:
             far.connect(str(daemon))
         except OSError as error:
