@@ -60,17 +60,12 @@ class BoxState:
         return sum(run.state == "ended" and run.reason not in good for run in self.runs)
 
 
-def place_of(name: str) -> Place:
-    """Return this machine's home for `here` and `local`, else the box. Raises SpecError without one."""
-    return Home(default_home()) if name in (HERE, LOCAL) else there(name, asks=False)
-
-
 def client_of(name: str) -> Client:
     """Return a client of this machine's daemon (`here`), or of a box's. Raises SpecError for an unknown one.
 
     ssh asks nobody for a password: the terminal belongs to the screens.
     """
-    return Client(place_of(name))
+    return Client(Home(default_home()) if name in (HERE, LOCAL) else there(name, asks=False))
 
 
 def settings_of(where: Place) -> Config:
@@ -87,7 +82,7 @@ def names() -> list[str]:
     return [HERE, *read_hosts().hosts]
 
 
-def asked(name: str, client: Client) -> BoxState:
+def state_of(name: str, client: Client) -> BoxState:
     """Ask a box. One that cannot be reached says why; nothing is raised."""
     try:
         status = client.status()
@@ -161,7 +156,7 @@ class BoxWatch:
                 self._begun[name] = begun = time.monotonic()
                 self._asked_again.discard(name)
             try:
-                state = asked(name, client_of(name).patient(2 * SECONDS))
+                state = state_of(name, client_of(name).patient(2 * SECONDS))
             except LoradError as error:
                 state = BoxState(name, "unreachable", error.in_full)
             with self._news:

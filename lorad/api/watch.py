@@ -32,7 +32,7 @@ def watch(run: Shown, period: float) -> None:
     is_terminal = not is_notebook and sys.stderr.isatty()
     display: Any = sys.modules["IPython.display"].display(run, display_id=True) if is_notebook else None
     name = ""
-    said: tuple[str, int] | None = None
+    shown: tuple[str, int] | None = None
     try:
         while True:
             details = run.details
@@ -43,9 +43,9 @@ def watch(run: Shown, period: float) -> None:
             elif is_terminal:
                 width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be cleared
                 print(_CLEARED + line(details)[:width], end="", file=sys.stderr, flush=True)
-            elif state != said:
+            elif state != shown:
                 print(line(details), file=sys.stderr, flush=True)
-            said = state
+            shown = state
             if is_over(details):
                 return
             rest(period)

@@ -125,12 +125,12 @@ def _as_judged(spec: Spec, request: Wanted, cwd: str) -> Spec:
     cwd: the directory where relative paths of the run begin. Sources of data.eval go before those of
         data.train.
     """
-    asked = request.settings["data"]
-    file = Path(request.cwd, expanded(asked)).resolve()
+    data = request.settings["data"]
+    file = Path(request.cwd, expanded(data)).resolve()
     for side in reversed(SIDES):
         sources = getattr(spec.data, side)
         for name in names_of(sources):
-            if asked == name or file == Path(cwd, expanded(name)).resolve():
+            if data == name or file == Path(cwd, expanded(name)).resolve():
                 return spec.of_sources.get((side, labels_of(sources)[name]), spec)
     return spec
 

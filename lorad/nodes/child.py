@@ -89,9 +89,9 @@ class RemoteChild:
             self._rest = text[end:]
             self._append(text[:end])
         elif isinstance(said, Wrote):
-            asked = self._asked.follow
-            is_asked = "/" not in said.file and any(fnmatch.fnmatchcase(said.file, each) for each in asked)
-            if self._shadows is not None and is_asked:
+            patterns = self._asked.follow
+            is_followed = any(fnmatch.fnmatchcase(said.file, pattern) for pattern in patterns)
+            if self._shadows is not None and "/" not in said.file and is_followed:
                 with contextlib.suppress(OSError):
                     write_whole(self._shadows / said.file, said.text.encode(), durable=False)
         elif isinstance(said, messages.Ended):

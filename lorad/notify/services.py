@@ -1,4 +1,4 @@
-"""Delivers a notification by the package apprise: by mail, Telegram, Teams, PagerDuty and many others."""
+"""Sends a notification by mail, Telegram, Teams, PagerDuty and other services, with the package apprise."""
 
 import asyncio
 import logging
@@ -46,12 +46,12 @@ async def send(to: Notify, message: Message) -> None:
         raise Undelivered(error.message) from None
     try:
         async with asyncio.timeout(to.timeout):
-            taken = await service.async_notify(
+            is_delivered = await service.async_notify(
                 title=message.title[: service.title_maxlen],
                 body=message.text[: service.body_maxlen],
                 notify_type=_KINDS.get(message.event, "info"),
             )
     except TimeoutError:
         raise Undelivered(f"{service.service_name} did not answer within {to.timeout:g} s") from None
-    if not taken:
+    if not is_delivered:
         raise Undelivered(f"{service.service_name} did not take it")

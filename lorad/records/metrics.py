@@ -16,7 +16,7 @@ _Better = Literal["", "higher", "lower"]
 
 
 class Metric(Struct, frozen=True):
-    """What one figure of a step is.
+    """Explains one figure of a step.
 
     title: what it is, with its unit.
     about: over what it is taken, and where it is measured.
@@ -203,6 +203,7 @@ EVALS: Mapping[str, Metric] = {
     "nll": Metric("negative log-likelihood of held-out completions, nats per token", better="lower"),
     "accuracy": Metric("share of held-out pairs that are the right way round", better="higher"),
 }
+_EXPLAINED = {**METRICS, **NAMED, **EVALS}
 
 
 def measured_by(kind: Kind) -> list[str]:
@@ -212,5 +213,4 @@ def measured_by(kind: Kind) -> list[str]:
 
 def metric_of(name: str) -> Metric | None:
     """Return what a metric is; None for one that lorad does not know."""
-    explained = {**METRICS, **NAMED, **EVALS}
-    return explained.get(name) or explained.get(name[: name.find("/") + 1])
+    return _EXPLAINED.get(name) or _EXPLAINED.get(name[: name.find("/") + 1])

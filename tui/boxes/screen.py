@@ -1,4 +1,4 @@
-"""Shows all boxes: which answer, what is free there, how their runs are. `enter` shows one."""
+"""Shows which boxes answer, which devices are free there, and how their runs are; `enter` opens one."""
 
 from collections.abc import Iterable
 

@@ -52,8 +52,8 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
     box = place()
     if isinstance(box, Home):
         if cwd is not None or send:
-            what = "--send sends to" if send else "--cwd is a directory of"
-            raise SpecError(f"{what} another box", hint="Name it with --host, or leave that out.")
+            option = "--send sends to" if send else "--cwd is a directory of"
+            raise SpecError(f"{option} another box", hint="Name it with --host, or leave that out.")
         return
     way = REACH.get(words[0], f"it is not known what {words[0]} would do there")
     if way == THERE or (words[0] == "tui" and "--serve" in words):  # a browser is served from the box

@@ -187,13 +187,13 @@ class BuiltinEngine(LocalEngine[HeldLora]):
 
     @contextlib.asynccontextmanager
     async def _room(self, call: Call) -> AsyncIterator[None]:
-        asked = time.perf_counter()
+        began = time.perf_counter()
         needed = 0  # a shared batch has a limit of its own
         if not self._mix_calls:
             needed = call.most_tokens * bytes_per_token(self._base)
             needed += len(call.samples) * bytes_per_row(self._base)
         async with self._own(call).hold(needed):
-            call.caller.wait(time.perf_counter() - asked)
+            call.caller.wait(time.perf_counter() - began)
             yield
 
     def _own(self, call: Call) -> _Budget:

@@ -182,8 +182,10 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger, bank_bytes: int) -> Stepper:
-    """A mixture of experts is never captured: which rows an expert has changes at each step. Nor are gated
-    delta nets: what warms a capture up would change their states.
+    """Return what runs the steps of a base: it captures them on a GPU, where that is possible.
+
+    Mixtures of experts are never captured, since the rows of an expert change at each step, nor are gated
+    delta nets, since the warm-up of a capture would change their states.
     """
     if is_captured(models.base):
         return GraphedSteps(models, _CudaGraphs, bank_bytes)

@@ -115,11 +115,11 @@ class Call:
         by_server: dict[Server, list[str]] = {}
         for request, server in self._under_way.items():
             by_server.setdefault(server, []).append(request)
-        asked = (
+        aborts = (
             server.within(server.dialect.abort(server.http, requests), ANSWER_SECONDS)
             for server, requests in by_server.items()
         )
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        outcomes = await asyncio.gather(*aborts, return_exceptions=True)
         for server, outcome in zip(by_server, outcomes, strict=True):
             if isinstance(outcome, ServerGone | ServerSilent | ServerRefused):
                 log.warning("%s did not take an abort: %s", server, outcome)

@@ -60,11 +60,11 @@ class _Meter:
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
         now = time.monotonic()
         if now - self._told_at > _FRESH_SECONDS:
-            asked = (
+            questions = (
                 server.within(server.dialect.metrics(server.http), _ANSWER_SECONDS)
                 for server in fleet.serving
             )
-            answers = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*questions, return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException) and not isinstance(answer, LoradError):
                     raise answer

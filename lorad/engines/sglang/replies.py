@@ -65,9 +65,9 @@ def news(reply: ServerReply, seen: int) -> tuple[list[int], list[float]]:
     if count <= 0:
         return [], []
     tokens = reply.output_ids[-count:]
-    said = reply.meta_info.output_token_logprobs[-count:]
-    logprobs = [value for value, _, _ in said if value is not None and math.isfinite(value)]
-    if [token for _, token, _ in said] != tokens or len(logprobs) != len(tokens):
+    rows = reply.meta_info.output_token_logprobs[-count:]
+    logprobs = [value for value, _, _ in rows if value is not None and math.isfinite(value)]
+    if [token for _, token, _ in rows] != tokens or len(logprobs) != len(tokens):
         raise NotFinite("SGLang sampled without a finite log-probability for every token")
     return tokens, logprobs
 

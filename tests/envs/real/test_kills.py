@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lorad.protocol.journal import lineage, read
+from tests.end_to_end.test_environment_kills import VICTIMS
 from tests.envs.real.test_packages import PYTHONS, TEMPLATE
 from tests.kit.pool_kit import TINY
 from tests.kit.world import World, world
@@ -28,12 +29,6 @@ eval: {{every: 0}}
 checkpoint: {{every: 2}}
 """
 HELD = 11  # episodes have begun, the last ones those of step 3
-VICTIMS = {
-    "environment": ("environment",),
-    "driver": ("driver",),
-    "pool": ("pool",),
-    "all": ("environment", "driver", "pool"),
-}
 
 
 @pytest.fixture(scope="module")

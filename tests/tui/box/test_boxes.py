@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lorad import errors
-from lorad.box.paths import Home
 from lorad.client.boxes.entry import BoxEntry
 from lorad.client.boxes.remote import FarDaemon, There
 from lorad.client.transport import Transport
@@ -70,14 +69,11 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
         "runs": {"running": 1, "queued": 1, "ended": 1},
     }
     worlds = {"h2": world}
+    monkeypatch.setattr(watch, "default_home", lambda: tmp_path / "home")
     monkeypatch.setattr(
         watch,
-        "place_of",
-        lambda name: (
-            Home(tmp_path / "home")
-            if name == "here"
-            else Far(name, BoxEntry(name), asks=False, world=worlds.get(name))
-        ),
+        "there",
+        lambda name, asks: Far(name, BoxEntry(name), asks=asks, world=worlds.get(name)),
     )
     yield world
     world.live(False)
