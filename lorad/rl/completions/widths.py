@@ -49,7 +49,7 @@ class Widths:
     def _width(piece: str, text: str, at: int) -> int | None:
         if text.startswith(piece, at):
             return len(piece)
-        if text.startswith(f" {piece}", at):  # some tokenizers leave out the blank before a token that is alone
+        if text.startswith(f" {piece}", at):  # tokenizers may leave out a blank before it
             return len(piece) + 1
         is_cut = len(text) - at < len(piece) and piece.startswith(text[at:])
         return len(text) - at if is_cut else None
