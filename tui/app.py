@@ -25,6 +25,7 @@ from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
 from lorad.tui.actions import ACTIONS
+from lorad.tui.dashboard.acknowledged import Acknowledged
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
@@ -96,7 +97,8 @@ class LoradApp(App[None]):
         first = HERE if isinstance(client.where, Home) else client.where.name
         self.box = "" if first == HERE else first
         self._reached = {first: _Reached(_FIRST, client, self.config)}
-        self.boxes = BoxWatch(lambda: self.feed.again(urgent=False))
+        self.acknowledged = Acknowledged()
+        self.boxes = BoxWatch(lambda: self.feed.again(urgent=False), self.acknowledged)
         self.readonly = readonly or self.config.tui.readonly
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.lines: list[str] = []  # that were typed as commands, oldest first
