@@ -23,8 +23,9 @@ from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import ACTIONS
+from lorad.tui.actions.action import Verb
+from lorad.tui.actions.table import IDS, ROWS, SCREENS, bindings
+from lorad.tui.actions.verbs import VERBS
 from lorad.tui.dashboard.acknowledged import Acknowledged
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
@@ -32,20 +33,8 @@ from lorad.tui.screens.base import Base
 from lorad.tui.watch import LOCAL, BoxWatch, client_of, settings_of
 
 T = TypeVar("T")
-# what `open` opens, by its name: the module and its class
-SCREENS = {
-    "pool": ("pool.screen", "PoolScreen"),
-    "device": ("device", "DeviceScreen"),
-    "bill": ("bill", "BillScreen"),
-    "nodes": ("nodes", "NodesScreen"),
-    "boxes": ("boxes.screen", "BoxesScreen"),
-    "all": ("boxes.runs", "AllRunsScreen"),
-    "serving": ("serving.screen", "Serving"),
-    "form": ("new_run.screen", "NewRun"),
-}
-_ONCE = frozenset({"serving", "form", "boxes", "all"})  # are not opened over themselves
 # Screens that nobody sees first: read when the dashboard stands.
-_LATER = ("run.screen", "palette.screen", "screens.help", *(module for module, _ in SCREENS.values()))
+_LATER = ("run.screen", "palette.screen", "screens.help", *(row.widget[0] for row in SCREENS.values()))
 _STANDS = 1.0  # seconds after the beginning
 _PATIENCE = 20.0  # seconds for a box to be reached by ssh
 _FIRST = "first"  # the mode of the box that is shown at first; each box has a stack of screens, its mode
@@ -83,7 +72,7 @@ class LoradApp(App[None]):
 
     TITLE = "lorad"
     CSS_PATH = "lorad.tcss"
-    BINDINGS = keys.APP
+    BINDINGS = bindings("app")
     MODES = {_FIRST: Dashboard}  # noqa: RUF012, as Textual has it
     DEFAULT_MODE = _FIRST
 
@@ -104,9 +93,8 @@ class LoradApp(App[None]):
         self.lines: list[str] = []  # that were typed as commands, oldest first
         self.feed = Feed(client, self)
         self.register_theme(_CONTRAST)
-        ids = set(keys.ids())
-        if unknown := set(self.config.tui.keymap) - ids:
-            hint = f"There are: {', '.join(sorted(ids))}."
+        if unknown := set(self.config.tui.keymap) - set(IDS):
+            hint = f"There are: {', '.join(sorted(IDS))}."
             raise SpecError(f"tui.keymap: no action has the id {min(unknown)}", hint=hint)
         chosen = self.config.tui.theme
         if (theme := NAMES.get(chosen, chosen)) not in self.available_themes:
@@ -201,9 +189,9 @@ class LoradApp(App[None]):
 
     def open(self, screen: str, about: str | None = None) -> None:
         """Open one of the `SCREENS`. about: see `AppPort.open`."""
-        module, name = SCREENS[screen]
+        module, name = SCREENS[screen].widget
         made_by = getattr(importlib.import_module(f"lorad.tui.{module}"), name)
-        if screen not in _ONCE or not isinstance(self.screen, made_by):
+        if not SCREENS[screen].once or not isinstance(self.screen, made_by):
             self.push_screen(made_by() if about is None else made_by(about))
 
     # -- keys ------------------------------------------------------------------------------------------------
@@ -237,32 +225,23 @@ class LoradApp(App[None]):
         self.theme = names[place % len(names)]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer actions on what is chosen, then the screens, then Textual's own commands."""
+        """Offer what the table says something of, then the user's commands, then Textual's own."""
         if isinstance(screen, Base):
-            for verb, action in ACTIONS.items():
-                targets = [
-                    key for key in screen.targets(action.on) if screen.state(key) not in action.over_when
-                ]
-                if targets:
+            for row in (row for row in ROWS if row.keys and row.says):
+                title = row.label
+                if isinstance(row, Verb):
+                    targets = [
+                        name for name in screen.targets(row.on) if screen.state(name) not in row.over_when
+                    ]
+                    if not targets or row is not VERBS[row.name]:
+                        continue
                     whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
-                    yield SystemCommand(
-                        f"{verb.capitalize()} {whom}", action.says, lambda v=verb: screen.action_act(v)
-                    )
-            for title, help, name in (
-                ("Serving", "Aliases, traffic, a chat", "serving"),
-                ("Bill", "Who used how much, and what it cost", "bill"),
-                ("Boxes", "This machine and those of hosts.yaml, and which of them is shown", "boxes"),
-                ("New run", "A form with its YAML beside it", "form"),
-            ):
-                yield SystemCommand(title, help, partial(self.open, name))
+                    title = f"{row.name.capitalize()} {whom}"
+                yield SystemCommand(title, row.says, partial(screen.run_action, row.does))
             for key, command in self.config.tui.commands.items():
                 yield SystemCommand(
                     f"{key}: {command.run}", "A command of yours", partial(screen.run_own, command)
                 )
-            yield SystemCommand(
-                "Copy the command", "The shell's way to what was done last", screen.action_copy
-            )
-        yield SystemCommand("Pause refreshing", "Keep what is shown; again to resume", self.action_freeze)
         yield from super().get_system_commands(screen)
 
 

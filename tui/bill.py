@@ -11,7 +11,7 @@ from lorad.client.bill_words import bill_words
 from lorad.client.client import Client
 from lorad.records.bill import Bill
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 class BillScreen(TableScreen):
     TABLE = "bill"
-    BINDINGS = keys.BILL + keys.BACK
+    BINDINGS = bindings("bill", "back")
     DEFAULT_CSS = """
     BillScreen #bill-of { height: 1; width: 100%; padding: 0 1; }
     BillScreen #bill { height: 1fr; min-height: 3; background: $background; }

@@ -11,7 +11,7 @@ from lorad.client.client import Client
 from lorad.records.devices import Device, DeviceSample
 from lorad.records.pools import Pool
 from lorad.text import one_line, size
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
@@ -40,7 +40,7 @@ class _DeviceSeen(Struct, frozen=True):
 
 class DeviceScreen(TableScreen):
     TABLE = "processes"
-    BINDINGS = keys.DEVICE + keys.BACK
+    BINDINGS = bindings("device", "back")
     DEFAULT_CSS = """
     DeviceScreen #device-facts { height: 1; width: 100%; padding: 0 1; text-wrap: nowrap; }
     DeviceScreen #device-hour { height: auto; width: 100%; padding: 0 1; text-wrap: nowrap; }

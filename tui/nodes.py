@@ -9,7 +9,7 @@ from textual.widget import Widget
 from lorad.client.client import Client
 from lorad.records.pools import NodeStatus, Pool
 from lorad.text import age, one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import base, counted
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
@@ -39,7 +39,7 @@ class _Seen(Struct, frozen=True):
 
 class NodesScreen(TableScreen):
     TABLE = "nodes"
-    BINDINGS = keys.NODES + keys.BACK
+    BINDINGS = bindings("nodes", "back")
     DEFAULT_CSS = """
     NodesScreen #nodes-about { height: auto; max-height: 4; width: 100%; padding: 0 1; }
     NodesScreen #nodes { height: 1fr; min-height: 3; background: $background; }

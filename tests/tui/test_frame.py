@@ -12,8 +12,8 @@ from lorad.box.config import Config, Tui
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError
 from lorad.records.daemon import Caller, Status
-from lorad.tui import consequences
-from lorad.tui.actions import ACTIONS, ALIASES, POOLS, RUNS, VERSIONS
+from lorad.tui.actions import consequences
+from lorad.tui.actions.verbs import VERBS
 from lorad.tui.app import NAMES, LoradApp
 from lorad.tui.feed import Changes, Failed, Feed, Fresh, restricted
 from lorad.tui.screens.dialogs import AskDialog, Confirm
@@ -111,7 +111,7 @@ def test_question_names_what_would_be_lost(verb: str, run: Json, values: dict[st
     world = World(a_run("sorter", **run))
     world.answers["runs/sorter/checkpoints"] = [checkpoint(10), checkpoint(20)]
     world.answers["versions"] = [{"run": "sorter", "version": 1, "aliases": []}]
-    lost = ACTIONS[verb].lost
+    lost = VERBS[verb].lost
     assert lost is not None
     told = lost(client_of(world), "sorter", values)
     assert said in told if said else told == ""
@@ -219,7 +219,7 @@ async def test_readonly_does_none_of_the_actions() -> None:
     async with using(world, readonly=True) as user:
         await until(user, lambda: names(user) == ["sorter"] and "READ-ONLY" in line(user, "#title"))
         screen: Any = user.app.screen
-        for asked in ("P", "r", "s", "x", *ACTIONS.values()):
+        for asked in ("P", "r", "s", "x", *VERBS.values()):
             screen.query_one("#status", Line).say(Text("asked"))
             if isinstance(asked, str):
                 await user.press(asked)
@@ -254,7 +254,7 @@ async def test_visible_run_of_others_can_be_forked() -> None:
     world.answers["status"] = {"caller": {"user": "ann", "admin": False}}
     async with using(world) as user:
         await until(user, lambda: names(user) == ["theirs"] and user.app.user == "ann")  # type: ignore[attr-defined]
-        user.app.screen.act(ACTIONS["fork"], ["theirs"])  # type: ignore[attr-defined]
+        user.app.screen.act(VERBS["fork"], ["theirs"])  # type: ignore[attr-defined]
         await until(user, lambda: isinstance(user.app.screen, AskDialog))
 
 
@@ -266,7 +266,7 @@ async def test_many_runs_resume_but_only_one_forks() -> None:
         await until(user, lambda: isinstance(user.app.screen, AskDialog))
         await user.press("ctrl+s")
         await until(user, lambda: world.asked == [("resume", "a"), ("resume", "b")])
-        user.app.screen.act(ACTIONS["fork"], ["a@1", "a@2"])  # type: ignore[attr-defined]
+        user.app.screen.act(VERBS["fork"], ["a@1", "a@2"])  # type: ignore[attr-defined]
         await until(user, lambda: "fork is for one at a time, and 2 are marked" in line(user, "#status"))
 
 
@@ -398,12 +398,12 @@ async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[st
         assert {title.split()[0].lower() for title in titles if title.endswith(" sorter")} == offered
 
 
-def test_every_action_has_its_own_command() -> None:
-    lines = {action.verb: action.command("sorter@1") for action in (*RUNS, *VERSIONS, *ALIASES, *POOLS)}
-    assert len(set(lines.values())) == len(lines) == len(ACTIONS)
-    assert all(text.startswith("lorad ") for text in lines.values()) and all(
-        one.says for one in ACTIONS.values()
-    )
+def test_every_verb_has_its_own_command() -> None:
+    typed = {"priority": "3", "overrides": "a=1", "tags": "t", "note": "n", "name": "new"}
+    lines = {name: verb.command("sorter@1", typed) for name, verb in VERBS.items()}
+    assert len(set(lines.values())) == len(lines)
+    assert all(text.startswith("lorad ") for text in lines.values())
+    assert all(verb.says for verb in VERBS.values())
 
 
 # -- the feed ------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from textual.widget import Widget
 from lorad.client.client import Client
 from lorad.records.runs import Run
 from lorad.text import one_line
-from lorad.tui import keys, watch
-from lorad.tui.actions import Action
+from lorad.tui import watch
+from lorad.tui.actions.action import Verb
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import counted
 from lorad.tui.dashboard.run_columns import USUAL, shaped
 from lorad.tui.dashboard.run_rows import LEVELS, Lazy, cell, cells, values
@@ -28,7 +29,7 @@ class AllRunsScreen(TableScreen):
 
     TABLE = "all-runs"
     OVER_BOXES = True
-    BINDINGS = keys.RUN + keys.BACK
+    BINDINGS = bindings("run", "back")
     DEFAULT_CSS = """
     AllRunsScreen #all-runs { height: 1fr; min-height: 3; background: $background; }
     AllRunsScreen #others { height: auto; max-height: 4; width: 100%; padding: 0 1; color: $text-warning;
@@ -93,9 +94,9 @@ class AllRunsScreen(TableScreen):
         box, _, run = target.partition("/")
         return watch.client_of(box), run
 
-    def typed_line(self, action: Action, target: str, values: Mapping[str, str]) -> str:
+    def typed_line(self, verb: Verb, target: str, values: Mapping[str, str]) -> str:
         box, _, run = target.partition("/")
-        return f"lorad --host {shlex.quote(box)}{action.command(run, values).removeprefix('lorad')}"
+        return f"lorad --host {shlex.quote(box)}{verb.command(run, values).removeprefix('lorad')}"
 
     @property
     def far(self) -> str:

@@ -8,7 +8,7 @@ from textual.widget import Widget
 from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import alarms_line, counted
 from lorad.tui.dashboard.run_rows import LEVELS, cell
 from lorad.tui.feed import Changes
@@ -36,7 +36,7 @@ _WORKING = ("starting", "running", "stopping")
 class BoxesScreen(TableScreen):
     TABLE = "boxes"
     OVER_BOXES = True
-    BINDINGS = keys.BOXES + keys.BACK
+    BINDINGS = bindings("boxes", "back")
     DEFAULT_CSS = """
     BoxesScreen #boxes { height: 1fr; min-height: 3; background: $background; }
     BoxesScreen #box-says { height: auto; max-height: 4; width: 100%; padding: 0 1; }

@@ -17,8 +17,8 @@ from lorad.client.words import figure_in_words
 from lorad.errors import LoradError, SpecError
 from lorad.records.runs import RunDetails
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import Field
+from lorad.tui.actions.action import Field
+from lorad.tui.actions.table import bindings
 from lorad.tui.curves import export, remembered
 from lorad.tui.curves.axes import short, x_text
 from lorad.tui.curves.chart_widget import RUNS, Chart, Looks
@@ -117,7 +117,7 @@ class CurveNames(Line):
 
 class CurvesTab(RunTab):
     TITLE = "curves"
-    BINDINGS = keys.CURVES
+    BINDINGS = bindings("curves")
     DEFAULT_CSS = """
     CurvesTab CurveNames { height: 1; width: 100%; }
     CurvesTab #curves-middle { height: 1fr; }

@@ -11,7 +11,7 @@ from textual.widgets.option_list import Option
 
 from lorad.client.columns import is_key
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.run_columns import OFFERED, USUAL
 
 _FIXED = "name"  # the first one, whatever is chosen
@@ -55,7 +55,7 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
                               text-wrap: nowrap; text-overflow: ellipsis; }
     ColumnPicker #hint { color: $text-muted; margin-top: 1; }
     """
-    BINDINGS = keys.OVER + keys.COLUMNS
+    BINDINGS = bindings("over", "columns")
     AUTO_FOCUS = "Input"
 
     def __init__(self, chosen: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ from lorad.client.words import why
 from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import ACTIONS
+from lorad.tui.actions.table import bindings, opens
+from lorad.tui.actions.verbs import VERBS
 from lorad.tui.dashboard import filter, one_liners
 from lorad.tui.dashboard.column_picker import ColumnPicker
 from lorad.tui.dashboard.run_columns import remember, remembered, shaped
@@ -60,7 +60,7 @@ a shows runs that ended days ago."""
 
 
 class Dashboard(Base):
-    BINDINGS = keys.RUN + keys.BOARD + keys.POOL
+    BINDINGS = bindings("run", "board", "pool")
     AUTO_FOCUS = ""
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Dashboard(Base):
 
     def action_act(self, verb: str) -> None:
         """Act on what is chosen; on the row of a sweep, on its runs for which there is something to do."""
-        action = ACTIONS[verb]
+        action = VERBS[verb]
         if action.on != "run" or isinstance(self.focused, Pane) or not any(map(sweep_of, self.table.chosen)):
             super().action_act(verb)
             return
@@ -327,7 +327,7 @@ class Dashboard(Base):
         self.table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return keys.opens(self, action)
+        return opens(self, action)
 
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)

@@ -8,7 +8,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Static
 
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 
 _HELP = "?"
 
@@ -16,7 +16,7 @@ _HELP = "?"
 class ChoiceField(Static, can_focus=True):
     """A field whose `value` is one of a few words, or "" for the default."""
 
-    BINDINGS = keys.CHOICE
+    BINDINGS = bindings("choice")
     DEFAULT_CSS = """
     ChoiceField { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; background: $surface; }
     ChoiceField:focus { background: $primary; color: $text; text-style: bold; }

@@ -20,7 +20,7 @@ from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.spec.templates import TEMPLATES
 from lorad.text import coarse_age, one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.run_rows import state_text
 from lorad.tui.draft import DraftSource
 from lorad.tui.new_run import sources
@@ -45,7 +45,7 @@ class _Offer:
 class Pick(ModalScreen[DraftSource | None]):
     """Returns what was picked, or None if the user left."""
 
-    BINDINGS = keys.OVER + keys.PICK
+    BINDINGS = bindings("over", "pick")
     AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
     Pick { align: center middle; background: $background 60%; }

@@ -17,8 +17,9 @@ from textual.widgets import Input
 from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import Field, needed
+from lorad.tui.actions.action import Field
+from lorad.tui.actions.table import bindings
+from lorad.tui.actions.verbs import needed
 from lorad.tui.draft import MORE, Draft, DraftSource, blamed, command, draw_up, named, rebased
 from lorad.tui.feed import Changes
 from lorad.tui.new_run import sources
@@ -157,7 +158,7 @@ class FormPanes(Container):
 
 
 class NewRun(Base):
-    BINDINGS = keys.FORM
+    BINDINGS = bindings("form")
     DEFAULT_CSS = """
     NewRun #says { height: 2; padding: 0 1; }
     NewRun.-short #says { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }

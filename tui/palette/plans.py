@@ -9,7 +9,7 @@ from lorad.client.selected import refuse_everything, selected
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.records.runs import Run
 from lorad.selection import selection
-from lorad.tui.actions import Action
+from lorad.tui.actions.action import Verb
 from lorad.tui.palette.words import Given
 from lorad.tui.port import AppPort
 
@@ -27,9 +27,9 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class Do:
-    """An action on targets. owners: the owners by target, as far as they are known."""
+    """A verb on targets. owners: the owners by target, as far as they are known."""
 
-    action: Action
+    verb: Verb
     targets: Sequence[str]
     values: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
@@ -45,58 +45,82 @@ class Go:
 Plan = Do | Go
 
 
-def on_runs(action: Action, client: Client, typed: Given, left_out: frozenset[str]) -> Do:
-    """Plan an action on the runs that names, globs and filters mean.
+def on_runs(verb: Verb, client: Client, typed: Given) -> Do:
+    """Plan what is done to the runs that names, globs and filters mean; these leave out `verb.left_out`.
 
-    left_out: states of runs that a glob or a filter leaves out. Raises NotFound, SpecError, Conflict.
+    Raises NotFound, SpecError, Conflict.
     """
     words = {name.removeprefix("--"): typed.flags.get(name) for name in FILTERS}
     ages = {name: typed.flag(f"--{name}") or None for name in ("older", "newer")}
     meant = selection({**words, **ages, "runs": typed.names})
     refuse_everything(meant)
     runs = selected(client, meant)
-    kept = [run for run in runs if run.name in meant.names or run.state not in left_out]
+    kept = [run for run in runs if run.name in meant.names or run.state not in verb.left_out]
     if not kept:
         others = f"{len(runs)} in another state were left out." if runs else "No run fits all of it."
-        raise Conflict(f"there is nothing to {action.verb}", hint=others)
+        raise Conflict(f"there is nothing to {verb.name}", hint=others)
     owners = {run.name: run.owner for run in kept}
-    return Do(action, [run.name for run in kept], _values(action, typed), owners)
+    return Do(verb, [run.name for run in kept], _values(verb, typed, []), owners)
 
 
-def on_run(action: Action, client: Client, typed: Given, values: Mapping[str, str]) -> Do:
-    """Plan an action on the one run that is named first."""
-    run = the_run(client, typed)
-    return Do(action, [run.name], values, {run.name: run.owner})
+def on_named(verb: Verb, client: Client, typed: Given) -> Do:
+    """Plan what is done to the thing that is named, or to several versions. Raises NotFound, SpecError."""
+    takes_settings = any(field.key == "overrides" for field in verb.fields)
+    words = [*(typed.names if takes_settings else typed.arguments)]
+    labels = {field.key: field.label for field in verb.fields}
+    for at, place in enumerate(verb.places):
+        if place != "overrides":
+            first(words, labels.get(place, place), at)
+    if verb.usage.endswith("RUN@N…"):
+        return Do(verb, words)
+    name = words.pop(verb.places.index(verb.on))
+    values = _values(verb, typed, words)
+    if verb.on == "run":
+        run = the_run(client, name)
+        return Do(verb, [run.name], values, {run.name: run.owner})
+    return Do(verb, [the_pool(client, name) if verb.on == "pool" else name], values)
 
 
-def the_run(client: Client, typed: Given) -> Run:
-    """Find the run that is named first. Raises NotFound, SpecError."""
-    name = first(typed, "run")
+def the_run(client: Client, name: str) -> Run:
+    """Find a run. Raises NotFound."""
     if not (runs := client.named([name])):
         raise NotFound(f"no run named {name}", hint="Tab completes the names of runs.")
     return runs[0]
 
 
-def first(typed: Given, what: str, at: int = 0) -> str:
+def the_pool(client: Client, name: str) -> str:
+    """Return the name of a pool that there is. Raises NotFound for another one."""
+    pools = [pool.pool for pool in client.pools()]
+    if name not in pools:
+        hint = f"There are: {', '.join(pools)}." if pools else "None runs."
+        raise NotFound(f"no pool named {name}", hint=hint)
+    return name
+
+
+def first(words: Sequence[str], what: str, at: int = 0) -> str:
     """Return an argument. Raises SpecError where it is missing."""
-    if len(typed.names) <= at:
+    if len(words) <= at:
         raise SpecError(f"the {what} is missing", hint="Tab completes it; the line above shows the order.")
-    return typed.names[at]
+    return words[at]
 
 
-def on_version(action: Action, typed: Given, **values: str) -> Do:
-    """Plan an action on the version that is named first."""
-    return Do(action, [first(typed, "version")], {**_values(action, typed), **values})
+def _values(verb: Verb, typed: Given, words: list[str]) -> dict[str, str]:
+    """Return what the fields of a verb hold; the last one without a flag has all further words.
 
-
-def _values(action: Action, typed: Given) -> dict[str, str]:
-    """Return what the fields of an action would hold. Raises SpecError for one that is wrong."""
+    Raises SpecError for one that is wrong.
+    """
     values = {}
-    for each in action.fields:
-        is_overrides = each.key == "overrides"
-        values[each.key] = value = shlex.join(typed.overrides) if is_overrides else typed.flag(each.flag)
-        if (each.flag or is_overrides) and (wrong := each.check(value)):
-            raise SpecError(f"{each.label} {wrong}", hint="" if is_overrides else f"It is {each.says}.")
-    if typed.overrides and "overrides" not in values:
-        raise SpecError(f"{action.verb} takes no key=value", hint=f"Leave out {typed.overrides[0]}.")
+    for each in verb.fields:
+        if each.key == "overrides":
+            value = shlex.join(typed.overrides)
+        elif each.flag:
+            value = typed.flag(each.flag)
+        else:
+            is_text = f"{{{each.key}}}" in verb.cli
+            value = " ".join(words) if is_text else shlex.join(words)
+        if wrong := each.check(value):
+            raise SpecError(f"{each.label}: {wrong}", hint=f"It is {each.says}." if each.says else "")
+        values[each.key] = value
+    if verb.on == "run" and not verb.fields and typed.overrides:
+        raise SpecError(f"{verb.name} takes no key=value", hint=f"Leave out {typed.overrides[0]}.")
     return values

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.palette.candidates import Candidate, Source
 from lorad.tui.palette.plans import Do, Go
 from lorad.tui.palette.verbs import SHORT, VERBS, read
@@ -43,7 +43,7 @@ class CommandLine(ModalScreen[Go | None]):
     CommandLine #command-colon { width: 2; }
     CommandLine Input { width: 1fr; }
     """
-    BINDINGS = keys.OVER + keys.LINE
+    BINDINGS = bindings("over", "line")
     AUTO_FOCUS = "Input"
 
     def __init__(self, base: Base, history: list[str], source: Source) -> None:
@@ -157,12 +157,12 @@ class CommandLine(ModalScreen[Go | None]):
                     hint = "`box NAME` shows one; keys act on the chosen rows, each on its box."
                     raise Conflict("It does not say on which box, and this screen is about all.", hint=hint)
                 for target, owner in plan.owners.items():
-                    if not plan.action.of_others and not cast(AppPort, self.app).may_act(owner):
+                    if not plan.verb.of_others and not cast(AppPort, self.app).may_act(owner):
                         raise NotAllowed(f"{target} belongs to {owner}", hint="Only its owner may do that.")
                 many = len(plan.targets) > 1
-                if not await self._base.is_meant(plan.action, plan.targets, plan.values, many=many):
+                if not await self._base.is_meant(plan.verb, plan.targets, plan.values, many=many):
                     return
-                await self._base.do_typed(plan.action, plan.targets, plan.values)
+                await self._base.do_typed(plan.verb, plan.targets, plan.values)
         except LoradError as error:
             self._say(f"✖ {one_line(error.in_full)}", is_wrong=True)
             return

@@ -10,7 +10,7 @@ from textual.widget import Widget
 from lorad.client.client import Client
 from lorad.errors import NotAllowed, NotFound
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.pool import figures
 from lorad.tui.pool.figures import Seen
@@ -43,7 +43,7 @@ class _PoolNews(Struct, frozen=True):
 
 class PoolScreen(TableScreen):
     TABLE = "pool-rows"
-    BINDINGS = keys.POOL + keys.BACK + keys.POOL_SCREEN
+    BINDINGS = bindings("pool", "back", "pool_screen")
     DEFAULT_CSS = """
     PoolScreen #pool-facts { height: auto; max-height: 8; width: 100%; padding: 0 1; }
     PoolScreen #pool-rows { height: auto; max-height: 40%; min-height: 3; background: $background; }

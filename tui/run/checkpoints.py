@@ -10,7 +10,7 @@ from lorad.client.client import Client
 from lorad.records.runs import RunDetails
 from lorad.records.versions import Checkpoint
 from lorad.text import coarse_age, one_line, size
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
@@ -39,7 +39,7 @@ class _Shown(NamedTuple):
 
 class CheckpointsTab(RunTab):
     TITLE = "checkpoints"
-    BINDINGS = keys.CHECKPOINTS
+    BINDINGS = bindings("checkpoints")
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
     CheckpointsTab { height: 1fr; }

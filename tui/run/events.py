@@ -13,7 +13,7 @@ from lorad.client.client import Client
 from lorad.client.log_lines import Words, words
 from lorad.records.runs import Event, RunDetails
 from lorad.text import number, one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.screens.tab import FilteredTab
@@ -42,7 +42,7 @@ class News(NamedTuple):
 
 class EventsTab(FilteredTab):
     TITLE = "events"
-    BINDINGS = keys.EVENTS
+    BINDINGS = bindings("events")
     DEFAULT_CSS = """
     EventsTab #events-head { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     EventsTab Rows { height: 1fr; background: $background; }

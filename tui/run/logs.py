@@ -20,7 +20,7 @@ from lorad.client.log_lines import level
 from lorad.records.runs import RunDetails
 from lorad.states import RunState
 from lorad.text import size
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.port import AppPort
 from lorad.tui.run.log_lines import LEVELS, LogLines, clean
@@ -36,7 +36,7 @@ class LogView(ScrollView, can_focus=True):
     """Draws `lines` as far as they are on the screen; `grown` when there are more, `changed` when there are
     others."""
 
-    BINDINGS = keys.LOG
+    BINDINGS = bindings("log")
     DEFAULT_CSS = """
     LogView { height: 1fr; background: $background;
     scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
@@ -149,7 +149,7 @@ class Sources(Line):
 
 class Logs(FilteredTab):
     TITLE = "logs"
-    BINDINGS = keys.LOGS
+    BINDINGS = bindings("logs")
     DEFAULT_CSS = """
     Logs Sources { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     Logs Input { display: none; height: 1; }

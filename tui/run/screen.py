@@ -12,7 +12,7 @@ from lorad.client.columns import seconds_left
 from lorad.client.words import evals_in_words, likelihood_in_words, share, steps_in_words, why
 from lorad.records.runs import RunDetails
 from lorad.text import duration, one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.curves.tab import CurvesTab
 from lorad.tui.dashboard.run_rows import bar, state_text
 from lorad.tui.feed import Changes
@@ -63,7 +63,7 @@ class RunScreen(Base):
     RunScreen Tab:last-child { padding: 0 0 0 1; } /* all fit in 80 columns */
     RunScreen #tabs TabPane { height: 1fr; padding: 0; }
     """
-    BINDINGS = keys.RUN + keys.BACK + keys.TABS
+    BINDINGS = bindings("run", "back", "tabs")
 
     def __init__(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
         """Make the screen of a run.

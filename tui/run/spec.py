@@ -16,7 +16,7 @@ from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.records.runs import RunDetails
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.spec_lines import SAME, Flat, SpecLine, differing, flat, lines, text_of, value_text
@@ -27,13 +27,13 @@ _NAMES = 500  # of runs that the field for another one completes
 
 
 class SpecScroll(VerticalScroll):
-    BINDINGS = keys.SPEC_TEXT
+    BINDINGS = bindings("spec_text")
 
 
 class Prompt(Input):
     """A field that is out of the way until it is asked for, and with escape again."""
 
-    BINDINGS = keys.PROMPT
+    BINDINGS = bindings("prompt")
 
     class Closed(Message):
         """The prompt was closed with escape."""
@@ -46,7 +46,7 @@ class Prompt(Input):
 
 class SpecTab(RunTab):
     TITLE = "spec"
-    BINDINGS = keys.SPEC
+    BINDINGS = bindings("spec")
     DEFAULT_CSS = """
     SpecTab SpecScroll { height: 1fr; padding: 0 1; }
     SpecTab SpecScroll Line { width: auto; }

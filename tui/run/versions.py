@@ -10,7 +10,7 @@ from lorad.client.client import Client
 from lorad.records.runs import RunDetails
 from lorad.records.versions import Version
 from lorad.text import one_line, size
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes, Pauses
 from lorad.tui.port import AppPort
 from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
@@ -40,7 +40,7 @@ class _VersionList(NamedTuple):
 
 class VersionsTab(RunTab):
     TITLE = "versions"
-    BINDINGS = keys.VERSION + keys.VERSIONS_TAB
+    BINDINGS = bindings("version", "versions_tab")
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
     VersionsTab { height: 1fr; }

@@ -9,7 +9,7 @@ from textual.containers import VerticalScroll
 from lorad.client.client import Client
 from lorad.records.runs import RunDetails
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
@@ -21,7 +21,7 @@ _STYLES = {"cause": "bold red", "look": "bold yellow"}
 
 
 class FindingsScroll(VerticalScroll):
-    BINDINGS = keys.WHY_TEXT
+    BINDINGS = bindings("why_text")
 
 
 class WhyTab(RunTab):

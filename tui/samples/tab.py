@@ -16,7 +16,7 @@ from lorad.client.client import Client
 from lorad.errors import LoradError, SpecError
 from lorad.records.runs import RunDetails
 from lorad.text import printable
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings, opens
 from lorad.tui.feed import Changes
 from lorad.tui.samples import offers
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
@@ -57,7 +57,7 @@ class _Beside(NamedTuple):
 
 class SamplesTab(RunTab):
     TITLE = "samples"
-    BINDINGS = keys.SAMPLES
+    BINDINGS = bindings("samples")
     SCOPED_CSS = False  # it goes by the size of the screen
     DEFAULT_CSS = """
     SamplesTab { height: 1fr; }
@@ -446,7 +446,7 @@ class SamplesTab(RunTab):
             return bool(self._needle if action == "find" else self._set)
         if action == "undo":
             return bool(self._asks or self._text.has_focus or self._beside or self._needle or self._where)
-        return keys.opens(self.screen, action)
+        return opens(self.screen, action)
 
     def action_undo(self) -> None:
         """Undo the last thing first."""

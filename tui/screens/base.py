@@ -18,8 +18,9 @@ from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import ACTIONS, Action
+from lorad.tui.actions.action import Verb
+from lorad.tui.actions.table import bindings
+from lorad.tui.actions.verbs import VERBS
 from lorad.tui.feed import Changes, Failed, Fresh
 from lorad.tui.port import AppPort
 from lorad.tui.screens.dialogs import AskDialog, Confirm
@@ -42,7 +43,7 @@ class Base(Screen[None]):
     """
 
     OVER_BOXES: ClassVar[bool] = False
-    BINDINGS = keys.SCREEN
+    BINDINGS = bindings("screen")
     HORIZONTAL_BREAKPOINTS = _WIDTHS
     VERTICAL_BREAKPOINTS = _HEIGHTS
 
@@ -169,40 +170,38 @@ class Base(Screen[None]):
 
     # -- what can be done ------------------------------------------------------------------------------------
     def action_act(self, verb: str) -> None:
-        targets = self.targets(ACTIONS[verb].on)
+        targets = self.targets(VERBS[verb].on)
         if targets:
-            self.act(ACTIONS[verb], targets, self.preset(verb, targets[0]))
+            self.act(VERBS[verb], targets, self.preset(verb, targets[0]))
 
     @work
-    async def act(
-        self, action: Action, targets: Sequence[str], preset: Mapping[str, str] | None = None
-    ) -> None:
+    async def act(self, verb: Verb, targets: Sequence[str], preset: Mapping[str, str] | None = None) -> None:
         """Ask for what is needed, say what will be lost, do it, say what came of it."""
         try:
             self.must_act()
             for target in targets:
-                if not action.of_others and not self.may_act(target):
+                if not verb.of_others and not self.may_act(target):
                     raise NotAllowed(
                         f"{target} belongs to {self.owner(target)}: here it can only be looked at.", hint=""
                     )
-            if action.fields and not action.many and len(targets) > 1:
+            if verb.fields and not verb.many and len(targets) > 1:
                 raise Conflict(
-                    f"{action.verb} is for one at a time, and {len(targets)} are marked.",
+                    f"{verb.name} is for one at a time, and {len(targets)} are marked.",
                     hint="space unmarks.",
                 )
             values: Mapping[str, str] | None = {}
-            if action.fields:
+            if verb.fields:
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
-                title = f"{action.verb.capitalize()} {whom}" + (f" on {self.far}" if self.far else "")
+                title = f"{verb.name.capitalize()} {whom}" + (f" on {self.far}" if self.far else "")
                 ask = AskDialog(
                     title,
-                    action.fields,
-                    lambda typed: self.typed_line(action, targets[0], typed),
+                    verb.fields,
+                    lambda typed: self.typed_line(verb, targets[0], typed),
                     preset or {},
                 )
                 values = await self.app.push_screen_wait(ask)
-            if values is not None and await self.is_meant(action, targets, values):
-                await self._do(action, targets, values)
+            if values is not None and await self.is_meant(verb, targets, values):
+                await self._do(verb, targets, values)
         except LoradError as error:
             self._acted_on = self._subject(targets)
             self.say_error(error)
@@ -249,9 +248,9 @@ class Base(Screen[None]):
         """Return whom to ask for something about a target, and what it is called there."""
         return self.client, target
 
-    def typed_line(self, action: Action, target: str, values: Mapping[str, str]) -> str:
+    def typed_line(self, verb: Verb, target: str, values: Mapping[str, str]) -> str:
         """Return the command that does an action on a target of this screen."""
-        return self.flagged(action.command(target, values))
+        return self.flagged(verb.command(target, values))
 
     @property
     def far(self) -> str:
@@ -265,38 +264,38 @@ class Base(Screen[None]):
             raise NotAllowed("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly.")
 
     async def is_meant(
-        self, action: Action, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
+        self, verb: Verb, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
     ) -> bool:
         """Ask before something is lost. many: ask also where nothing is, and name all targets."""
         lost = dict.fromkeys(targets, "")
-        if action.lost is not None:
-            lost = {one: await asyncio.to_thread(action.lost, *self.routed(one), values) for one in lost}
-        lost = {one: text or action.says for one, text in lost.items() if text or many}
+        if verb.lost is not None:
+            lost = {one: await asyncio.to_thread(verb.lost, *self.routed(one), values) for one in lost}
+        lost = {one: text or verb.says for one, text in lost.items() if text or many}
         if not lost:
             return True
         if self.client is not self.lorad.client:
             raise Conflict("Another box is shown by now: nothing is done.", hint="")
-        return await self.app.push_screen_wait(Confirm(action.verb.capitalize(), lost, self.far))
+        return await self.app.push_screen_wait(Confirm(verb.name.capitalize(), lost, self.far))
 
-    async def do_typed(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
+    async def do_typed(self, verb: Verb, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do what was typed in a line, whatever is chosen here; its result stays as that of a key does."""
         try:
-            await self._do(action, targets, values)
+            await self._do(verb, targets, values)
         finally:
             self._acted_on = self._offered
 
-    async def _do(self, action: Action, targets: Sequence[str], values: Mapping[str, str]) -> None:
+    async def _do(self, verb: Verb, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do it to each target, whatever became of the others. Raises the last error."""
         refused: LoradError | None = None
         done: dict[str, str] = {}  # command, and what came of it
         for target in targets:
             try:
                 client, name = self.routed(target)
-                row = await asyncio.to_thread(action.request, client, name, values)
+                row = await asyncio.to_thread(verb.request, client, name, values)
             except LoradError as error:
                 refused = error
                 continue
-            done[self.typed_line(action, target, values)] = result = action.done(target, row)
+            done[self.typed_line(verb, target, values)] = result = verb.done(target, row)
             self._acted_on = self._subject(targets)
             text = result if len(targets) == 1 else f"{len(done)} of {len(targets)} done."
             self.say_command("; ".join(done), text)

@@ -9,8 +9,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
 from lorad.text import one_line
-from lorad.tui import keys
-from lorad.tui.actions import Field
+from lorad.tui.actions.action import Field
+from lorad.tui.actions.table import bindings
 
 _HEIGHTS = [(0, "-short"), (15, "-tall")]  # of the terminal, see `DEFAULT_CSS`
 _MOST = 12  # names that are listed one by one
@@ -23,7 +23,7 @@ class Confirm(ModalScreen[bool]):
     box: where that is; "" is this machine.
     """
 
-    BINDINGS = keys.OVER + keys.CONFIRM
+    BINDINGS = bindings("over", "confirm")
     AUTO_FOCUS = "#no"
     VERTICAL_BREAKPOINTS = _HEIGHTS
     SCOPED_CSS = False
@@ -81,7 +81,7 @@ _Values = dict[str, str]
 class AskDialog(ModalScreen[_Values | None]):
     """Returns what was typed, by field, or None if the user left. line: makes the command from the values."""
 
-    BINDINGS = keys.OVER + keys.ASK
+    BINDINGS = bindings("over", "ask")
     AUTO_FOCUS = "Input"
     VERTICAL_BREAKPOINTS = _HEIGHTS
     SCOPED_CSS = False

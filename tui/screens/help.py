@@ -7,20 +7,16 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.keys import key_to_character
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from lorad.tui import keys
-from lorad.tui.actions import ACTIONS
+from lorad.tui.actions.action import Action
+from lorad.tui.actions.table import HELP, bindings, opens
 from lorad.tui.port import AppPort
 
-_Sections = dict[str, list[Binding]]
-_SECTIONS: _Sections = {
-    heading: [key for key in bindings if isinstance(key, Binding)] for heading, bindings in keys.HELP.items()
-}
+_Sections = dict[str, list[Action]]
 _KEYS = 13  # cells
 _IDS = 20
 # headings of what is not of one screen alone, the last one last
@@ -52,7 +48,7 @@ class Help(ModalScreen[None]):
     Help #help-search { display: none; height: 1; }
     Help #help-keys { height: auto; }
     """
-    BINDINGS = keys.CLOSE
+    BINDINGS = bindings("close")
     AUTO_FOCUS = ""
 
     def __init__(self, working: Sequence[str]) -> None:
@@ -89,7 +85,7 @@ class Help(ModalScreen[None]):
         self.query_one("#help-keys").scroll_home(animate=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return keys.opens(self, action)
+        return opens(self, action)
 
     def action_search(self) -> None:
         self._search.display = True
@@ -118,37 +114,37 @@ def _nearest(working: Sequence[str]) -> _Sections:
     """Return the sections of these ids, in their order; what is not of one screen alone comes last."""
     places = {id: place for place, id in enumerate(working)}
     first = dict[str, int]()
-    for heading, bindings in _SECTIONS.items():
-        if inside := [places[key.id] for key in bindings if key.id in places]:
+    for heading, rows in HELP.items():
+        if inside := [places[row.id] for row in rows if row.id in places]:
             first[heading] = min(inside)
     headings = sorted(first, key=first.__getitem__)
     headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
-    return {heading: _SECTIONS[heading] for heading in headings}
+    return {heading: HELP[heading] for heading in headings}
 
 
 def _matching(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
     """Return the keys of whose line and heading all words are a part."""
     sections: _Sections = {}
-    for heading, bindings in _SECTIONS.items():
-        for key in bindings:
-            typed = key_names(keymap.get(key.id or "", key.key))
-            text = f"{heading} {typed} {_meaning(key)} {key.id}".casefold()
+    for heading, rows in HELP.items():
+        for row in rows:
+            typed = key_names(keymap.get(row.id, row.keys))
+            text = f"{heading} {typed} {row.meaning} {row.id}".casefold()
             if all(word in text for word in words):
-                sections.setdefault(heading, []).append(key)
+                sections.setdefault(heading, []).append(row)
     return sections
 
 
 def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
     """Draw the keys by section. keymap: other keys than ours, by id."""
     parts: list[RenderableType] = []
-    for heading, bindings in sections.items():
+    for heading, rows in sections.items():
         table = Table.grid(
             Column(width=_KEYS), Column(ratio=1), Column(width=_IDS, no_wrap=True), padding=(0, 1)
         )
         table.expand = True
-        for key in bindings:
-            typed = key_names(keymap.get(key.id or "", key.key))
-            table.add_row(Text(typed, style="cyan"), Text(_meaning(key)), Text(key.id or "", style="dim"))
+        for row in rows:
+            typed = key_names(keymap.get(row.id, row.keys))
+            table.add_row(Text(typed, style="cyan"), Text(row.meaning), Text(row.id, style="dim"))
         parts += [Text(heading, style="bold"), table]
     return Group(*parts)
 
@@ -161,12 +157,3 @@ def key_names(typed: str) -> str:
         name = "esc" if key == "escape" else key
         names.append(character if character.isprintable() and character.strip() else name)
     return " ".join(names)
-
-
-def _meaning(binding: Binding) -> str:
-    """Return what an action does; for other keys, their description."""
-    verb = binding.action.partition("'")[2].rstrip("')")
-    action = ACTIONS.get(verb)
-    return (
-        f"{binding.description}: {action.says[0].lower()}{action.says[1:]}" if action else binding.description
-    )

@@ -8,7 +8,7 @@ from textual.widgets import Input
 
 from lorad.client.client import Client
 from lorad.records.runs import RunDetails
-from lorad.tui import keys
+from lorad.tui.actions.table import opens
 from lorad.tui.feed import Changes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FilteredTab(RunTab):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable `unfilter` when there is no filter, so that escape leads back as everywhere."""
-        return self.query_one(Input).display if action == "unfilter" else keys.opens(self.screen, action)
+        return self.query_one(Input).display if action == "unfilter" else opens(self.screen, action)
 
     def action_unfilter(self) -> None:
         field = self.query_one(Input)

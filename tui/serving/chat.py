@@ -21,7 +21,7 @@ from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.records.requests import Sampling
 from lorad.text import one_line, printable
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.port import AppPort
 from lorad.tui.screens.base import Base
 from lorad.tui.widgets.line import Line
@@ -174,7 +174,7 @@ class Side(Vertical):
 class ChatPanel(Vertical):
     """A chat that asks like `lorad generate`: prompts get the chat template if the run's own prompts do."""
 
-    BINDINGS = keys.CHAT
+    BINDINGS = bindings("chat")
     SCOPED_CSS = False  # it goes by the classes of its screen
     DEFAULT_CSS = """
     ChatPanel { border: round $primary; border-title-style: bold; height: 1fr; }

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from lorad.client.client import Client
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
 from lorad.tui.serving import alias_rows
@@ -33,7 +33,7 @@ _NONE = (
 
 class Serving(TableScreen):
     TABLE = "aliases"
-    BINDINGS = keys.ALIAS + keys.SERVING + keys.BACK
+    BINDINGS = bindings("alias", "serving", "back")
     DEFAULT_CSS = """
     Serving #aliases { height: 1fr; min-height: 3; background: $background; }
     Serving #none { display: none; height: 1fr; padding: 1 2; }

@@ -10,12 +10,13 @@ from rich.text import Text
 from textual import events
 from textual.widget import Widget
 
-from lorad.tui.keys import ALWAYS, SPARE
+from lorad.tui.actions.table import IDS
 
 if TYPE_CHECKING:
     from textual.binding import ActiveBinding
     from textual.screen import Screen
 
+_PLACES = ("shown", "spare", "kept")  # from left to right
 _EDGE = "▏"  # before the key of the palette, which is at the right whatever else there is
 
 
@@ -25,7 +26,7 @@ class _Key:
     shown: str
     says: str
     works: bool
-    is_kept: bool = False
+    place: str
 
     @property
     def width(self) -> int:
@@ -34,7 +35,7 @@ class _Key:
 
 class KeyBar(Widget):
     """Keys that work here and what they do; a click presses one. What does not fit is in the help and the
-    palette: `keys.ALWAYS` are left out last and `keys.SPARE` first.
+    palette: see `Action.footer`.
     """
 
     ALLOW_SELECT = False
@@ -64,10 +65,7 @@ class KeyBar(Widget):
                 by_action.setdefault(each.binding.action, each)
         by_name = {each.binding.action.rpartition(".")[2]: each for each in active.values()}
         last = by_name.get("command_line") or by_name.get("command_palette")
-        shown = sorted(
-            by_action.values(), key=lambda each: (each.binding.id in ALWAYS, each.binding.id in SPARE)
-        )
-        keys = tuple(map(self._key, shown))
+        keys = tuple(sorted(map(self._key, by_action.values()), key=lambda key: _PLACES.index(key.place)))
         palette = self._key(last) if last else None
         if (keys, palette) != (self.keys, self.palette):
             self.keys = keys
@@ -77,7 +75,8 @@ class KeyBar(Widget):
     def _key(self, active: "ActiveBinding") -> _Key:
         binding = active.binding
         display = self.app.get_key_display(binding)
-        return _Key(binding.key, display, binding.description, active.enabled, binding.id in ALWAYS)
+        place = IDS[binding.id].footer if binding.id in IDS else "shown"
+        return _Key(binding.key, display, binding.description, active.enabled, place)
 
     def placed(self) -> list[tuple[int, _Key]]:
         """Return the keys that fit and their columns; keys that are always shown get their room first."""
@@ -88,7 +87,7 @@ class KeyBar(Widget):
             placed.append((room, self.palette))
             room -= 1
         fitting = set[_Key]()
-        for key in sorted(self.keys, key=lambda key: not key.is_kept):
+        for key in sorted(self.keys, key=lambda key: key.place != "kept"):
             if (room := room - key.width - bool(fitting)) < 0:
                 break
             fitting.add(key)

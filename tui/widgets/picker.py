@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from lorad.text import one_line
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 
 _MOST = 200  # lines that are shown at once
 
@@ -27,7 +27,7 @@ class Choose(ModalScreen[str | None]):
     Choose OptionList { height: auto; max-height: 20; border: none; padding: 0; text-wrap: nowrap;
                         text-overflow: ellipsis; }
     """
-    BINDINGS = keys.OVER + keys.CHOOSE
+    BINDINGS = bindings("over", "choose")
     AUTO_FOCUS = "Input"
 
     def __init__(self, title: str, options: Mapping[str, Text], chosen: str | None = None) -> None:

@@ -22,7 +22,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 from lorad.tui.widgets.columns import PADDING, Columns, Values, Widths, layout, needed
 
 PAGE = 200
@@ -49,7 +49,7 @@ class Rows(ScrollView, can_focus=True):
         Binding("down", "move(1)", show=False),
         Binding("home", "move_to(0)", show=False),
         Binding("end", "move_to(-1)", show=False),
-        *keys.TABLE,
+        *bindings("table"),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--head", "rows--cursor", "rows--hover"}
     DEFAULT_CSS = """

@@ -17,7 +17,7 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from lorad.tui import keys
+from lorad.tui.actions.table import bindings
 
 _MOST = 4  # characters to a cell of the width, at most: characters without width continue in the next line
 _Piece = tuple[int, int]  # begin and end of a line
@@ -115,7 +115,7 @@ _EMPTY = _Fold(TextBlock(""), 0, 0)
 class Reader(ScrollView, can_focus=True):
     """A text that is read: `show` gives it sections, `mark` marks places in blocks, `go` goes to one."""
 
-    BINDINGS = keys.LOG
+    BINDINGS = bindings("log")
     DEFAULT_CSS = """
     Reader { overflow-y: scroll; overflow-x: hidden; scrollbar-size-vertical: 1; padding: 0 1; }
     """

@@ -158,7 +158,7 @@ async def test_rename_sends_the_new_name() -> None:
         ("stop", "no run was named"),
         ("stop --stat x", "stop has no option --stat"),
         ("fork r1@3 trainer.learning=1", "trainer.learning"),
-        ("priority r1 high", "high is no priority"),
+        ("priority r1 high", "priority: high is no whole number"),
         ("resume r1 --from soon", "a whole number"),
         ("open pool nowhere", "no pool named nowhere"),
         ("open device cuda:9", "no device named cuda:9"),

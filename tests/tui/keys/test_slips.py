@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from textual.binding import Binding, BindingType
 
-from lorad.tui import keys
-from lorad.tui.actions import ACTIONS
+from lorad.tui.actions.table import bindings
+from lorad.tui.actions.verbs import VERBS
 from lorad.tui.app import LoradApp
 from lorad.tui.bill import BillScreen
 from lorad.tui.dashboard.screen import Dashboard
@@ -16,7 +16,7 @@ from lorad.tui.run.screen import TABS, RunScreen
 from lorad.tui.screens.base import Base
 from lorad.tui.serving.screen import Serving
 
-_FRAME = [*LoradApp.BINDINGS, *Base.BINDINGS, *keys.TABLE, *keys.LOG, *keys.SPEC_TEXT]
+_FRAME = [*LoradApp.BINDINGS, *Base.BINDINGS, *bindings("table", "log", "spec_text")]
 VIEWS: dict[str, Sequence[BindingType]] = {
     "dashboard": [*_FRAME, *Dashboard.BINDINGS],
     "serving": [*_FRAME, *Serving.BINDINGS],
@@ -47,5 +47,5 @@ def test_no_acting_key_is_one_shift_away(view: str) -> None:
 
 
 def test_actions_that_lose_something_ask_first() -> None:
-    unasked = {verb for verb, action in ACTIONS.items() if action.lost is None and not action.fields}
+    unasked = {name for name, verb in VERBS.items() if verb.lost is None and not verb.fields}
     assert unasked <= HARMLESS
