@@ -1,14 +1,14 @@
 """What daemon and notifying process say to each other: what to deliver, what is done, and what fails.
 
-See `lorad/box/tables.py`.
+See `lorad/protocol/tables.py`.
 """
 
 from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.box import tables
-from lorad.box.tables import LONGEST
+from lorad.protocol import tables
+from lorad.protocol.tables import LONGEST
 from lorad.spec.notify import Notify
 
 
