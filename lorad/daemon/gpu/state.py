@@ -44,7 +44,8 @@ class SetAside:
 class Neighbour:
     """A process outside of lorad that computes on a device, or did a moment ago. Times are monotonic.
 
-    since: when it was seen first. left: when it was not there any more; None while it is.
+    since: when it was seen first.
+    left: when it was not there any more; None while it is.
     """
 
     who: str

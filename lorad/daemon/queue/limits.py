@@ -43,7 +43,8 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
 def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
     """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does.
 
-    active: the runs of all users that work. at: Unix time; None: now.
+    active: the runs of all users that work.
+    at: Unix time; None: now.
     """
     limit = ctx.config.queue.limit_of(run.owner)
     user = run.owner

@@ -37,7 +37,8 @@ _NOWHERE = Path("/nonexistent")
 class Foreseen(Struct, frozen=True):
     """When a queued run starts.
 
-    at: Unix time. after: the run whose end makes room for it; "" where it waits for something else.
+    at: Unix time.
+    after: the run whose end makes room for it; "" where it waits for something else.
     """
 
     at: float

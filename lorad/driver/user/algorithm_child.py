@@ -51,7 +51,8 @@ class AlgorithmQuestion(Struct):
 class AlgorithmAnswer(Struct):
     """What the function returned, or what went wrong. is_last: the process is of no further use.
 
-    value: a loss's own; None where it returned none. array: float64, advantages or derivatives.
+    value: a loss's own; None where it returned none.
+    array: float64, advantages or derivatives.
     """
 
     value: float | None = None

@@ -118,8 +118,10 @@ class _Function:
     """The user's function, or a builtin one.
 
     required: columns that it cannot do without.
-    is_batch: it takes all samples of a call at once, as lists. is_async: it is a coroutine function.
-    wants_ids: it asks for the tokens of completions. wants_raw: it asks for their text as it was sampled.
+    is_batch: it takes all samples of a call at once, as lists.
+    is_async: it is a coroutine function.
+    wants_ids: it asks for the tokens of completions.
+    wants_raw: it asks for their text as it was sampled.
     """
 
     def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
