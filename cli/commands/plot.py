@@ -165,7 +165,7 @@ def _histograms(
 
 
 def _samples_of(client: Client, runs: Sequence[Run], step: int | None) -> dict[str, list[Sample]]:
-    """Read a step's samples of each run, and say which run has none. Raises NotFound where there is no other."""
+    """Read a step's samples of each run, and say which has none. Raises NotFound where there is no other."""
     samples = {}
     for run in runs:
         rows = []

@@ -95,6 +95,7 @@ def test_plot_draws_bars_of_shares(typed: Typed, monkeypatch: pytest.MonkeyPatch
     both = typed("one-answer", "sorter", "--histogram", "-m", "turns").splitlines()
     assert both[0] == "turns of an episode" and both[2] == "B sorter: 16 samples of step 42, mean 1"
     assert [len(line) for line in both if line.endswith(" 16")] == [40]
+    assert f"2  A {'█' * 24} 6" in both  # of 8
 
 
 def test_run_without_samples_is_named(typed: Typed) -> None:
@@ -117,7 +118,9 @@ def test_histograms_are_files_and_json(typed: Typed, tmp_path: Path) -> None:
     assert [int(row["count"]) for row in rows] == [part["count"] for row in counted for part in row["bins"]]
     typed(*runs, "-o", str(tmp_path / "a.svg"), "-m", "reward")
     picture = ElementTree.parse(tmp_path / "a.svg").getroot()
-    bars = [float(part.get("height", "")) for part in picture.iter() if part.get("fill", "").startswith("#")]
+    drawn = [part for part in picture.iter() if part.get("fill", "").startswith("#")]
+    bars = [float(part.get("height", "")) for part in drawn]
+    assert min(float(part.get("y", "")) for part in drawn) == 30.0  # the longest fills the chart
     parts = [part["count"] for row in counted[:2] for part in row["bins"]]
     assert [round(bar / max(bars), 2) for bar in bars] == [round(part / max(parts), 2) for part in parts]
     assert "reward: share of the samples" in "".join(picture.itertext())
