@@ -125,6 +125,16 @@ class Box:
             while victim.status() != psutil.STATUS_ZOMBIE or victim.num_threads() > 1:
                 time.sleep(0.01)
 
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Stop what sshd has started for the master: the line is there, and carries nothing."""
+        served = self._served()
+        served.suspend()
+        try:
+            yield
+        finally:
+            served.kill()
+
     def _served(self) -> psutil.Process:
         """Return the process of sshd at the other end of the master's connection."""
         (port,) = {

@@ -117,7 +117,7 @@ async def test_alarms_are_acknowledged_on_their_box(far: World, tmp_path: Path) 
         await until(user, lambda: not line(user, "#alarmed"))
         await user.press("b")
         await shown(user, "reachable")
-        (row,) = [row.split() for row in screen_text(user).splitlines() if "reachable" in row]
+        (row,) = [row.split() for row in screen_text(user).splitlines() if " reachable" in row]
         assert row[5:7] == ["1", "0"]  # it failed, and has no alarm
         await typed(user, "box local")
         await shown(user, " here ", "dead")
