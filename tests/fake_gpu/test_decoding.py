@@ -25,7 +25,7 @@ from tests.fake_gpu.scenes import (
 
 STEPS = 6
 SAMPLING = 49  # kernels of sampling and of the ends of rows
-A_LAYER = {100: 29, 300: 68}  # most kernels of a layer with an adapter, by tokens of a prompt: 256 are shared
+A_LAYER = {100: 29, 300: 48}  # most kernels of a layer with an adapter, by tokens of a prompt: 256 are shared
 SECOND_ADAPTER = 12  # kernels of a layer more
 COPIES_OF_OWNERS = 4  # of whose a row's adapter and shared prompt are, when rows have come
 

@@ -141,11 +141,11 @@ def _step(
     most = base.config.max_position_embeddings
     positions = rows.lengths[active].clamp(max=most - 1)  # rows that are padding run on and on
     places = positions
-    seen = None
+    before = None
     if shape.prompts is not None:
         places = positions - prompts.begins[active]
-        seen = prompts.attention(positions, shape.prompts)
-    attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
+        before = prompts.attention(positions, shape.prompts)
+    attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, before)
     ids = rows.tokens[active, None]
     states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
     scores = logits(base, states[:, 0], lora)
