@@ -17,6 +17,7 @@ from lorad.client.client import Client
 from lorad.client.transport import Json, Transport
 from lorad.errors import DaemonUnreachable
 from lorad.tui.app import LoradApp
+from lorad.tui.details.screen import DetailScreen
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
@@ -238,6 +239,12 @@ def table(user: User) -> Rows:
 def names(user: User) -> list[str]:
     """List the runs on the dashboard's page, in order."""
     return list(table(user).on_page)
+
+
+def detail(user: User) -> str:
+    """Name the detail that is shown, such as `pool`; "" for another screen."""
+    screen = user.app.screen
+    return screen.detail.name if isinstance(screen, DetailScreen) else ""
 
 
 def line(user: User, id: str) -> str:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from lorad.tui.bill import BillScreen
 from lorad.tui.run.screen import RunScreen
-from tests.kit.tui_world import World, busy_world, line, screen_text, until, using
+from tests.kit.tui_world import World, busy_world, detail, line, screen_text, until, using
 
 Json = dict[str, Any]
 
@@ -35,8 +34,8 @@ async def test_the_bill_has_lines_and_sum() -> None:
         await user.press("B")
         await until(user, lambda: "1,234" in screen_text(user))
         shown = screen_text(user)
-        assert isinstance(user.app.screen, BillScreen) and "ann" in shown and "<0.01 EUR" in shown
-        assert line(user, "#bill-total") == "total  3h00m held · 1m00s busy · 1.01 EUR cost"
+        assert detail(user) == "bill" and "ann" in shown and "<0.01 EUR" in shown
+        assert line(user, "#below") == "total  3h00m held · 1m00s busy · 1.01 EUR cost"
         assert line(user, "#status") == "$ lorad bill --by user --since 7d"
         assert asked[0]["by"] == "user" and abs(float(asked[0]["since"]) - time.time() + 7 * 86400) < 600
 
@@ -52,4 +51,4 @@ async def test_keys_choose_by_what_and_since_when() -> None:
         await user.press("enter")
         await until(user, lambda: isinstance(user.app.screen, RunScreen))
         await user.press("escape", "b")
-        await until(user, lambda: "Nothing was used." in line(user, "#bill-total"))
+        await until(user, lambda: "Nothing was used." in line(user, "#below"))

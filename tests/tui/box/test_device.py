@@ -7,10 +7,9 @@ import pytest
 
 from lorad.records.devices import Device
 from lorad.tui.dashboard.tables import DevicesPane
-from lorad.tui.device import DeviceScreen, hour
-from lorad.tui.pool.screen import PoolScreen
+from lorad.tui.details.device import hour
 from lorad.tui.widgets.table import Rows
-from tests.kit.tui_world import DEVICE, GIB, User, busy_world, screen_text, shaped, until, using
+from tests.kit.tui_world import DEVICE, GIB, User, busy_world, detail, screen_text, shaped, until, using
 
 LARGE = (160, 50)
 OURS = {"pid": 7, "user": "ann", "name": "python", "memory": 30 * GIB, "ours": True}
@@ -25,7 +24,7 @@ async def opened(user: User) -> None:
     await until(user, lambda: user.app.screen.query_one(DevicesPane).key)
     user.app.screen.query_one(DevicesPane).focus()
     await user.press("enter")
-    await until(user, lambda: isinstance(user.app.screen, DeviceScreen) and "carol" in screen_text(user))
+    await until(user, lambda: detail(user) == "device" and "carol" in screen_text(user))
 
 
 async def test_processes_are_marked_with_whose_they_are() -> None:
@@ -35,11 +34,11 @@ async def test_processes_are_marked_with_whose_they_are() -> None:
         await opened(user)
         shown = screen_text(user)
         assert "93%" in shown and "71/80 GiB" in shown and "350 W" in shown and "61 °C" in shown
-        rows = user.app.screen.query_one("#processes", Rows)
+        rows = user.app.screen.query_one("#detail", Rows)
         assert rows.cells("40122")["whose"].plain == "not lorad's"
         assert rows.cells("7")["whose"].plain == "lorad, pool qwen-1: bold, calm"
         await user.press("j", "enter")
-        await until(user, lambda: isinstance(user.app.screen, PoolScreen))
+        await until(user, lambda: detail(user) == "pool")
         await user.press("escape", "escape")
         await until(user, lambda: user.app.screen is user.app.screen_stack[0])
 

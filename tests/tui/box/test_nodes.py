@@ -2,9 +2,7 @@
 
 import pytest
 
-from lorad.tui.nodes import NodesScreen
-from lorad.tui.pool.screen import PoolScreen
-from tests.kit.tui_world import POOL, User, World, busy_world, line, screen_text, until, using
+from tests.kit.tui_world import POOL, User, World, busy_world, detail, line, screen_text, until, using
 
 NODES = [
     {
@@ -29,7 +27,7 @@ def a_world() -> World:
 async def opened(user: User) -> None:
     await until(user, lambda: "bold" in screen_text(user))
     await user.press("N")
-    await until(user, lambda: isinstance(user.app.screen, NodesScreen) and "h2" in screen_text(user))
+    await until(user, lambda: detail(user) == "nodes" and "h2" in screen_text(user))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
@@ -46,4 +44,4 @@ async def test_enter_opens_the_pool_of_a_node() -> None:
     async with using(a_world()) as user:
         await opened(user)
         await user.press("enter")
-        await until(user, lambda: isinstance(user.app.screen, PoolScreen))
+        await until(user, lambda: detail(user) == "pool")

@@ -6,8 +6,7 @@ import pytest
 
 from lorad.records.pools import Pool
 from lorad.tui.dashboard.tables import PoolsPane
-from lorad.tui.pool.figures import lines
-from lorad.tui.pool.screen import PoolScreen
+from lorad.tui.details.pool_figures import lines
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.widgets.table import Rows
 from tests.kit.tui_world import (
@@ -18,6 +17,7 @@ from tests.kit.tui_world import (
     World,
     a_run,
     busy_world,
+    detail,
     line,
     names,
     screen_text,
@@ -62,7 +62,7 @@ async def opened(user: User) -> None:
     await until(user, lambda: user.app.screen.query_one(PoolsPane).key)
     user.app.screen.query_one(PoolsPane).focus()
     await user.press("enter")
-    await until(user, lambda: isinstance(user.app.screen, PoolScreen) and "line two" in screen_text(user))
+    await until(user, lambda: detail(user) == "pool" and "line two" in screen_text(user))
 
 
 async def test_enter_on_a_pool_shows_its_figures() -> None:
@@ -72,7 +72,7 @@ async def test_enter_on_a_pool_shows_its_figures() -> None:
         assert "sglang 0.5 · awake · queue: 96 decoding, 12 waiting · 6/8 versions" in shown
         assert "prompt cache: 71% hits · 64% full" in shown
         assert "trainer 38.0 GiB (peak 44.0 GiB)" in shown and "1 waiting for it" in shown
-        rows = user.app.screen.query_one("#pool-rows", Rows)
+        rows = user.app.screen.query_one("#detail", Rows)
         assert list(rows.on_page) == ["bold", "calm", "served", "later"]
         told = {key: [text.plain.strip() for text in rows.cells(key).values()] for key in rows.on_page}
         assert told["bold"][1:6] == ["train", "1m15s", "@3", "", "1.0 GiB"]
@@ -103,7 +103,7 @@ async def test_enter_opens_a_run_and_escape_returns() -> None:
         await user.press("enter")
         await until(user, lambda: isinstance(user.app.screen, RunScreen))
         await user.press("escape")
-        await until(user, lambda: isinstance(user.app.screen, PoolScreen))
+        await until(user, lambda: detail(user) == "pool")
         await user.press("escape")
         await until(user, lambda: len(names(user)) == 4)
 
@@ -118,7 +118,7 @@ async def test_a_pool_is_ended_after_a_question() -> None:
         await user.press("y")
         await until(user, lambda: "$ lorad pools stop qwen-1   qwen-1 is stopping." in line(user, "#status"))
         world.answers["pools"] = []
-        await until(user, lambda: "is not up" in line(user, "#pool-facts"))
+        await until(user, lambda: "is not up" in line(user, "#above"))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10), LARGE])

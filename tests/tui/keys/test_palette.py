@@ -13,7 +13,19 @@ from lorad.tui.run import screen as run_screen
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.dialogs import Confirm
 from lorad.tui.widgets.line import Line
-from tests.kit.tui_world import DEVICE, POOL, User, World, a_run, line, names, screen_text, until, using
+from tests.kit.tui_world import (
+    DEVICE,
+    POOL,
+    User,
+    World,
+    a_run,
+    detail,
+    line,
+    names,
+    screen_text,
+    until,
+    using,
+)
 
 SWEEP = ("sweep-1", "sweep-2", "other")
 
@@ -224,10 +236,10 @@ async def test_logs_opens_that_tab_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("typed_line", "screen"),
     [
-        ("open pool qwen-1", "PoolScreen"),
-        (f"open device {DEVICE['device']}", "DeviceScreen"),
-        ("bill", "BillScreen"),
-        ("nodes", "NodesScreen"),
+        ("open pool qwen-1", "pool"),
+        (f"open device {DEVICE['device']}", "device"),
+        ("bill", "bill"),
+        ("nodes", "nodes"),
     ],
 )
 async def test_line_opens_the_screens_of_the_box(typed_line: str, screen: str) -> None:
@@ -237,7 +249,7 @@ async def test_line_opens_the_screens_of_the_box(typed_line: str, screen: str) -
         await until(user, lambda: len(names(user)) == 1)
         await type_line(user, typed_line)
         await user.press("enter")
-        await until(user, lambda: type(user.app.screen).__name__ == screen)
+        await until(user, lambda: detail(user) == screen)
 
 
 async def test_open_offers_no_tab_behind_a_pool() -> None:

@@ -8,10 +8,7 @@ from textual.binding import Binding, BindingType
 from lorad.tui.actions.table import bindings
 from lorad.tui.actions.verbs import VERBS
 from lorad.tui.app import LoradApp
-from lorad.tui.bill import BillScreen
 from lorad.tui.dashboard.screen import Dashboard
-from lorad.tui.device import DeviceScreen
-from lorad.tui.pool.screen import PoolScreen
 from lorad.tui.run.screen import TABS, RunScreen
 from lorad.tui.screens.base import Base
 from lorad.tui.serving.screen import Serving
@@ -20,9 +17,10 @@ _FRAME = [*LoradApp.BINDINGS, *Base.BINDINGS, *bindings("table", "log", "spec_te
 VIEWS: dict[str, Sequence[BindingType]] = {
     "dashboard": [*_FRAME, *Dashboard.BINDINGS],
     "serving": [*_FRAME, *Serving.BINDINGS],
-    "pool": [*_FRAME, *PoolScreen.BINDINGS],
-    "device": [*_FRAME, *DeviceScreen.BINDINGS],
-    "bill": [*_FRAME, *BillScreen.BINDINGS],
+    "pool": [*_FRAME, *bindings("pool", "back", "pool_screen")],
+    "device": [*_FRAME, *bindings("device", "back")],
+    "nodes": [*_FRAME, *bindings("nodes", "back")],
+    "bill": [*_FRAME, *bindings("bill", "back")],
     **{tab.TITLE: [*_FRAME, *RunScreen.BINDINGS, *tab.BINDINGS] for tab in TABS},
 }
 # Nothing is lost by these: what they change is changed back by the verb beside it, or they add something.

@@ -1,0 +1,138 @@
+"""A device as nvitop shows it: its last hour, and the processes on it with their users."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec import Struct
+from rich.text import Text
+from textual.geometry import Size
+
+from lorad.client.client import Client
+from lorad.records.devices import Device, DeviceSample
+from lorad.records.pools import Pool
+from lorad.text import one_line, size
+from lorad.tui.dashboard.one_liners import busy, holder, used
+from lorad.tui.dashboard.run_rows import cell
+from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.widgets.columns import TableColumn, Values
+from lorad.tui.widgets.table import Cells
+
+_HOUR = 3600.0
+_COLUMNS = (
+    TableColumn("pid", 6, 9, 0, right=True, orders=True),
+    TableColumn("user", 6, 16, 0, orders=True),
+    TableColumn("memory", 8, 10, 1, right=True, orders=True),
+    TableColumn("process", 8, 40, 2, orders=True),
+    TableColumn("whose", 8, 80, 0, rest=True),
+)
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+class _DeviceSeen(Struct, frozen=True):
+    """A device at a moment. device: None where there is none of that name."""
+
+    device: Device | None
+    pool: Pool | None = None
+
+
+def device(name: str) -> DetailScreen:
+    lacks = "No pool of this daemon is on the device."
+    return DetailScreen(
+        Detail("device", ["device"], _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks)
+    )
+
+
+def _fetch(name: str, client: Client, _chosen: Chosen) -> _DeviceSeen:
+    device = {device.device: device for device in client.devices(history=True)}.get(name)
+    pool = (device.pool or (device.lease.pool if device.lease else None)) if device else None
+    return _DeviceSeen(device, next((each for each in client.pools() if each.pool == pool), None))
+
+
+def _draw(name: str, seen: _DeviceSeen | None, _chosen: Chosen, room: Size) -> Drawn:
+    title = Text.assemble(("device ", "bold"), one_line(name))
+    if seen is None:
+        return Drawn(title)
+    device = seen.device
+    if device is None:
+        return Drawn(title, f"The machine has no {one_line(name)}. esc goes back.")
+    height = 4 if room.height >= 40 else 2 if room.height >= 20 else 1
+    facts = one_line(" · ".join(filter(None, (device.name, holder(device) or "free"))))
+    above = Text(f"{facts}\n").append_text(hour(device, max(room.width - 2, 20), height, time.time()))
+    pool = seen.pool.pool if seen.pool else ""
+    lorads = f"lorad, pool {device.pool or (device.lease.pool if device.lease else None)}"
+    lorads += f": {', '.join(seen.pool.tenants)}" if seen.pool and seen.pool.tenants else ""
+    rows = dict[str, Cells]()
+    values = dict[str, Values]()
+    opens = dict[str, tuple[str, str]]()
+    for process in device.processes:
+        key = str(process.pid)
+        texts = {
+            "pid": key,
+            "user": process.user or "unknown",
+            "memory": size(process.memory),
+            "process": process.name or "unseen",
+            "whose": lorads if process.ours else "not lorad's",
+        }
+        style = "" if process.ours else "yellow"
+        rows[key] = {name: cell(one_line(text), style) for name, text in texts.items()}
+        values[key] = {
+            "pid": process.pid,
+            "user": process.user,
+            "memory": process.memory,
+            "process": process.name,
+        }
+        if process.ours:
+            opens[key] = ("pool", pool)
+    return Drawn(title, above, "", rows, values, command="lorad devices", opens=opens, pool=pool)
+
+
+def hour(device: Device, width: int, height: int, now: float) -> Text:
+    """Draw what is measured of the last hour, each figure with its present value and its scale."""
+    past = device.history
+    power = [sample.power for sample in past if sample.power is not None]
+    figures: list[tuple[str, str, list[float | None], float]] = [
+        ("utilisation", busy(device), [sample.utilization for sample in past], 1.0),
+        ("memory", used(device), [float(sample.memory) for sample in past], float(device.memory_total)),
+    ]
+    if device.power is not None:
+        top = max([*power, device.power, 1.0])
+        watts = [sample.power for sample in past]
+        figures.append(("power", f"{device.power:.0f} W, at most {top:.0f}", watts, top))
+    if device.temperature is not None:
+        degrees = [sample.temperature for sample in past]
+        figures.append(("temperature", f"{device.temperature} °C of 100", [*degrees], 100.0))
+    parts = []
+    for name, value, values, top in figures:
+        parts.append(Text.assemble((f"{name} ", "bold"), value))
+        lines = _bars(_spread(past, values, width, now), top, height)
+        parts += [Text(line, style="green") for line in lines]
+    parts.append(Text(f"{'1 hour ago':<{max(width - 3, 10)}}now", style="dim"))
+    return Text("\n", no_wrap=True, overflow="crop").join(parts)
+
+
+def _spread(
+    past: Sequence[DeviceSample], values: Sequence[float | None], width: int, now: float
+) -> list[float | None]:
+    """Put the values into as many parts of the hour as there are cells, each its mean or None."""
+    parts: list[list[float]] = [[] for _ in range(width)]
+    for sample, value in zip(past, values, strict=True):
+        place = int((sample.at - now + _HOUR) / _HOUR * width)
+        if value is not None and 0 <= place <= width:
+            parts[min(place, width - 1)].append(value)
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def _bars(values: Sequence[float | None], top: float, height: int) -> list[str]:
+    """Draw columns of `height` lines, from the top line to the lowest; what was not measured is blank."""
+    lines = []
+    for row in reversed(range(height)):
+        line = ""
+        for value in values:
+            if value is None:
+                line += " "
+                continue
+            eighths = round(min(max(value / top if top else 0.0, 0.0), 1.0) * height * 8) - row * 8
+            line += _EIGHTHS[max(min(eighths, 8), 1 if row == 0 else 0)]
+        lines.append(line)
+    return lines

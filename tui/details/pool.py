@@ -1,0 +1,89 @@
+"""A pool: its figures, who has a slot or waits for one, and the logs of its processes."""
+
+import contextlib
+from functools import partial
+
+from msgspec import Struct
+from rich.text import Text
+from textual.geometry import Size
+
+from lorad.client.client import Client
+from lorad.errors import NotAllowed, NotFound
+from lorad.text import one_line
+from lorad.tui.details import pool_figures
+from lorad.tui.details.pool_figures import Seen
+from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.run.logs import Logs, Part
+
+_WAITS = frozenset({"queued", "starting"})
+
+
+class PoolLogs(Logs):
+    """The logs of a pool, which are read through a run that is in it."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self._of = "pool"
+
+    def read_of(self, client: Client, run: str, life: object) -> Part | None:
+        """Read the log through a run. life: tells the pool from another one, which has other logs."""
+        names = [name for name in client.log_names(run) if name != "driver"] or ["pool"]
+        self.run_name = run
+        return self.part(client, (self._of, life), names)
+
+
+class _PoolNews(Struct, frozen=True):
+    seen: Seen
+    log: Part | None
+
+
+def pool(name: str) -> DetailScreen:
+    logs = PoolLogs()  # it reads on the feed's thread
+
+    def log(news: _PoolNews) -> None:
+        if news.log is not None:
+            logs.show(news.log)
+
+    fetch = partial(_fetch, name, logs)
+    columns = pool_figures.COLUMNS
+    views = ["pool", "pool_screen"]
+    return DetailScreen(Detail("pool", views, columns, fetch, partial(_draw, name), also=([logs], log)))
+
+
+def _fetch(name: str, logs: PoolLogs, client: Client, _chosen: Chosen) -> _PoolNews:
+    pool = next((pool for pool in client.pools() if pool.pool == name), None)
+    if pool is None:
+        return _PoolNews(Seen(None), None)
+    runs = client.list()
+    named = {*pool.tenants, *(name.rpartition("@")[0] for name in pool.loaded)}
+    inside = [run for run in runs if run.name in named]
+    waiting = [
+        run
+        for run in runs
+        if run.state in _WAITS
+        and run.name not in pool.tenants
+        and (run.pool == pool.pool or (run.pool is None and run.base == pool.model))
+    ]
+    through = next((run.name for run in inside if run.pool == pool.pool), None)
+    log = None
+    if through is not None:
+        with contextlib.suppress(NotAllowed, NotFound):  # it ended just now, or is somebody else's
+            log = logs.read_of(client, through, pool.pid)
+    return _PoolNews(Seen(pool, inside, waiting, client.aliases()), log)
+
+
+def _draw(name: str, news: _PoolNews | None, _chosen: Chosen, _size: Size) -> Drawn:
+    title = Text.assemble(("pool ", "bold"), one_line(name))
+    if news is None:
+        return Drawn(title)
+    seen = news.seen
+    pool = seen.pool
+    if pool is None:
+        gone = f"{one_line(name)} is not up: it ended, or was idle for too long. esc goes back."
+        return Drawn(title, gone, rows={})
+    title.append(f"  {len(pool.tenants)} runs · {pool.state}")
+    rows = pool_figures.rows(seen)
+    values = pool_figures.values(seen, rows)
+    above = pool_figures.lines(pool, len(seen.waiting))
+    opens = {key: ("run", key) for key in rows}
+    return Drawn(title, above, "", rows, values, command="lorad pools", opens=opens, ended=name)
