@@ -24,8 +24,8 @@ from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui import keys
+from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.actions import ACTIONS
-from lorad.tui.dashboard.acknowledged import Acknowledged
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base
