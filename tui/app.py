@@ -23,10 +23,10 @@ from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
+from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.actions.action import Verb
 from lorad.tui.actions.table import IDS, ROWS, SCREENS, bindings
 from lorad.tui.actions.verbs import VERBS
-from lorad.tui.dashboard.acknowledged import Acknowledged
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
 from lorad.tui.screens.base import Base

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from lorad.box.config import Config
 from lorad.client.client import Client
-from lorad.tui.dashboard.acknowledged import Acknowledged
+from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.feed import Feed
 from lorad.tui.watch import BoxWatch
 

@@ -20,7 +20,7 @@ from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.runs import Run
-from lorad.tui.dashboard.acknowledged import Acknowledged
+from lorad.tui.acknowledged import Acknowledged
 
 SECONDS = 5.0  # for a box to answer
 LOCAL = "local"  # another name of this machine, for `:box`

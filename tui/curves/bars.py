@@ -37,9 +37,9 @@ def title_of(metric: str) -> str:
 
 
 def bar_chart(spreads: Sequence[AmountSpread]) -> BarChart:
-    """Lay out an amount of the samples of each run, the runs' bars beside each other.
+    """Lay out an amount of the samples of runs, whose bars stand side by side.
 
-    spreads: of one amount, in the same bins.
+    spreads: one amount, counted in the same bins.
     """
     bins = spreads[0].bins
     width = _FILLED / len(spreads)

@@ -19,7 +19,7 @@ from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.records.runs import Event, Run
 from lorad.selection import Selection
-from lorad.tui.dashboard.acknowledged import Acknowledged
+from lorad.tui.acknowledged import Acknowledged
 
 _NAMES = 100  # that one request takes; when more runs changed, all are listed
 _DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
