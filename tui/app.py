@@ -25,7 +25,7 @@ from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.actions.action import Verb
-from lorad.tui.actions.table import IDS, ROWS, SCREENS, bindings
+from lorad.tui.actions.table import IDS, ROWS, bindings
 from lorad.tui.actions.verbs import VERBS
 from lorad.tui.dashboard.screen import Dashboard
 from lorad.tui.feed import Feed, Line
@@ -33,8 +33,20 @@ from lorad.tui.screens.base import Base
 from lorad.tui.watch import LOCAL, BoxWatch, client_of, settings_of
 
 T = TypeVar("T")
+# what `open` opens, by its name: the module and what makes it
+SCREENS = {
+    "pool": ("details.pool", "pool"),
+    "device": ("details.device", "device"),
+    "bill": ("details.bill", "bill"),
+    "nodes": ("details.nodes", "nodes"),
+    "boxes": ("boxes.screen", "BoxesScreen"),
+    "all": ("boxes.runs", "AllRunsScreen"),
+    "serving": ("serving.screen", "Serving"),
+    "form": ("new_run.screen", "NewRun"),
+}
+_ONCE = frozenset({"serving", "form", "boxes", "all"})  # are not opened over themselves
 # Screens that nobody sees first: read when the dashboard stands.
-_LATER = ("run.screen", "palette.screen", "screens.help", *(row.widget[0] for row in SCREENS.values()))
+_LATER = ("run.screen", "palette.screen", "screens.help", *(module for module, _ in SCREENS.values()))
 _STANDS = 1.0  # seconds after the beginning
 _PATIENCE = 20.0  # seconds for a box to be reached by ssh
 _FIRST = "first"  # the mode of the box that is shown at first; each box has a stack of screens, its mode
@@ -189,9 +201,9 @@ class LoradApp(App[None]):
 
     def open(self, screen: str, about: str | None = None) -> None:
         """Open one of the `SCREENS`. about: see `AppPort.open`."""
-        module, name = SCREENS[screen].widget
+        module, name = SCREENS[screen]
         made_by = getattr(importlib.import_module(f"lorad.tui.{module}"), name)
-        if not SCREENS[screen].once or not isinstance(self.screen, made_by):
+        if screen not in _ONCE or not isinstance(self.screen, made_by):
             self.push_screen(made_by() if about is None else made_by(about))
 
     # -- keys ------------------------------------------------------------------------------------------------

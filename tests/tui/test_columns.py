@@ -120,6 +120,12 @@ async def test_a_click_chooses_a_column() -> None:
         await until(user, lambda: "reward" not in heading(user))
 
 
+async def test_a_scrollbar_leaves_the_mark_of_missing_columns() -> None:
+    async with using(World(*(a_run(f"run-{n}") for n in range(40))), SMALL) as user:
+        await until(user, lambda: len(names(user)) == 40 and table(user).show_vertical_scrollbar)
+        await until(user, lambda: "›" in screen_text(user))
+
+
 async def test_what_does_not_fit_goes_from_the_right() -> None:
     async with using(busy_world(), SMALL) as user:
         await until(user, lambda: len(names(user)) == 3)

@@ -1,4 +1,4 @@
-"""The rows of the table of actions: a key, a verb that asks the daemon for something, a way to a screen."""
+"""The rows of the table of actions: what a key does, and verbs, which ask the daemon for something."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -127,21 +127,3 @@ class Verb(Action):
                 continue
             parts += [field.flag, shlex.quote(value)] if field.flag else [shlex.join(shlex.split(value))]
         return " ".join(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening(Action):
-    """A row that opens a screen.
-
-    Attributes:
-        widget: The module in `lorad.tui` of the screen, and its class.
-        once: It is not opened over itself.
-    """
-
-    widget: tuple[str, str]
-    once: bool = True
-
-    @property
-    def name(self) -> str:
-        """Return what `open` and the line call the screen."""
-        return self.does.split("'")[1]

@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from lorad.tui.actions import verbs
-from lorad.tui.actions.action import Action, Opening
+from lorad.tui.actions.action import Action
 from lorad.tui.actions.verbs import VERBS
 
 _FIELDS = ("filter", "search", "ask", "compare")  # actions that open a field
@@ -46,46 +46,10 @@ ACTIONS: dict[str, Sequence[Action]] = {
     "version": verbs.VERSIONS,
     "alias": verbs.ALIASES,
     "pool": verbs.POOLS,
-    "opened": [
-        Opening(
-            "",
-            "",
-            "Pool",
-            "open('pool')",
-            "Its figures, slots and logs",
-            widget=("details.pool", "pool"),
-            once=False,
-        ),
-        Opening(
-            "",
-            "",
-            "Device",
-            "open('device')",
-            "Its last hour, and the processes on it",
-            widget=("details.device", "device"),
-            once=False,
-        ),
-    ],
     "screen": [
         Action("screen.copy", "y", "Copy the command", "copy", "The shell's way to what was done last"),
-        Opening(
-            "screen.new",
-            "n",
-            "New run",
-            "open('form')",
-            "A form with its YAML beside it",
-            "spare",
-            widget=("new_run.screen", "NewRun"),
-        ),
-        Opening(
-            "screen.serving",
-            "M",
-            "Serving",
-            "open('serving')",
-            "Aliases, traffic, a chat",
-            "spare",
-            widget=("serving.screen", "Serving"),
-        ),
+        Action("screen.new", "n", "New run", "open('form')", "A form with its YAML beside it", "spare"),
+        Action("screen.serving", "M", "Serving", "open('serving')", "Aliases, traffic, a chat", "spare"),
     ],
     "bill": [
         Action("bill.by", "b", "By what", "choose(0, 1)", footer="shown"),
@@ -96,15 +60,7 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("nodes.pool", "l", "Its pool", "pool", footer="shown"),
     ],
     "boxes": [
-        Opening(
-            "boxes.all",
-            "a",
-            "Runs of all",
-            "open('all')",
-            "The runs of all boxes in one table",
-            "shown",
-            widget=("boxes.runs", "AllRunsScreen"),
-        ),
+        Action("boxes.all", "a", "Runs of all", "open('all')", "The runs of all boxes in one table", "shown"),
     ],
     "device": [
         Action("device.pool", "l", "Its pool", "pool", footer="shown"),
@@ -132,31 +88,10 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("board.columns", "c", "Columns", "columns", footer="shown"),
         Action("board.fold", "f", "Open the sweep, or fold it into one row", "fold"),
         Action("board.fold_all", "F", "Open all sweeps, or fold all", "fold_all"),
-        Opening(
-            "board.bill",
-            "B",
-            "Bill",
-            "open('bill')",
-            "Who used how much, and what it cost",
-            widget=("details.bill", "bill"),
-            once=False,
-        ),
-        Opening(
-            "board.boxes",
-            "b",
-            "Boxes",
-            "open('boxes')",
-            "This machine and those of hosts.yaml, and which of them is shown",
-            widget=("boxes.screen", "BoxesScreen"),
-        ),
-        Opening(
-            "board.nodes",
-            "N",
-            "Nodes",
-            "open('nodes')",
-            "Those of a cluster, who has them, and what is free",
-            widget=("details.nodes", "nodes"),
-            once=False,
+        Action("board.bill", "B", "Bill", "open('bill')", "Who used how much, and what it cost"),
+        Action("board.boxes", "b", "Boxes", "open('boxes')", "This machine and those of hosts.yaml"),
+        Action(
+            "board.nodes", "N", "Nodes", "open('nodes')", "Those of a cluster, who has them, and what is free"
         ),
         Action("board.pool", "l", "The pool of the run", "pool"),
         Action("board.alarm", "exclamation_mark", "Next run with an alarm", "next_alarm", display="!"),
@@ -358,6 +293,7 @@ HELP: dict[str, list[Action]] = {
         "The screen of a pool": "pool_screen",
         "The screen of a device": "device",
         "The nodes of a cluster": "nodes",
+
         "The bill": "bill",
         "All boxes": "boxes",
         "Tables": "table",
@@ -385,7 +321,7 @@ HELP: dict[str, list[Action]] = {
 }
 ROWS = [row for rows in ACTIONS.values() for row in rows]
 IDS = {row.id: row for row in ROWS if row.id and row.keys}
-SCREENS = {row.name: row for row in ROWS if isinstance(row, Opening)}
+SCREENS = {row.does.split("'")[1]: row for row in ROWS if row.does.startswith("open(")}
 
 
 def bindings(*views: str) -> list[BindingType]:

@@ -2,8 +2,8 @@
 drawn again, the cursor stays with its row, so that keys never hit another one.
 
 A page has at most PAGE rows: only theirs are made, and only they decide how wide columns are. Textual's
-DataTable lays out all of its rows and draws each cell through a console: twice the time for every key and
-every refresh, beside runs that take the same cores.
+DataTable draws all of its cells that are seen again when one of them changes, each through a console: 18
+times the processor of this one for a refresh (docs/lab/benchmarks.md), beside runs that take the same cores.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -302,7 +302,8 @@ class Rows(ScrollView, can_focus=True):
         if not (self._marks_missing and missing):
             return parts
         used = sum(self.widths.values()) + PADDING * len(self.widths)
-        return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - 1, 0)))]
+        beside = _BAR if self.show_vertical_scrollbar else 1  # a scrollbar is drawn upon the heading
+        return [*parts, Segment(f"+{missing}›".rjust(max(self.size.width - used - beside, 0)))]
 
     def line(self, row: int) -> _Parts:
         """Return a row as it is drawn; it is made once for the same cells."""

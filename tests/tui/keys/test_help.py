@@ -3,6 +3,7 @@
 import pytest
 from textual.widgets import Static, TabbedContent
 
+from lorad.tui.actions.table import ACTIONS, HELP
 from lorad.tui.palette.screen import CommandLine
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.help import Help
@@ -48,3 +49,11 @@ async def test_help_of_dashboard_and_line_begin_with_theirs() -> None:
         await user.press("escape", "colon")
         await until(user, lambda: isinstance(user.app.screen, CommandLine))
         assert await heading(user) == "The command line"
+
+
+def test_every_key_stands_once_in_the_help() -> None:
+    ids = [row.id for rows in ACTIONS.values() for row in rows if row.keys]
+    assert len(set(ids)) == len(ids)
+    in_help = {row.id for rows in HELP.values() for row in rows}
+    again = {row.id for view in ("over", "prompt") for row in ACTIONS[view]}  # of a dialog, as elsewhere
+    assert set(ids) - in_help == again
