@@ -346,19 +346,15 @@ def nodes(
             else:
                 output.print_json(rows)
         else:
-            _show_nodes(rows, client.pools(), watch=watch)
+            if watch:
+                print("\x1b[H\x1b[2J", end="")
+            output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
+            for pool in client.pools():
+                if pool.waiting:
+                    output.note(f"{pool.pool} {pool.waiting}")
         if not watch:
             return
         time.sleep(_LOOK_SECONDS)
-
-
-def _show_nodes(rows: list[NodeStatus], pools: list[Pool], *, watch: bool) -> None:
-    if watch:
-        print("\x1b[H\x1b[2J", end="")
-    output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
-    for pool in pools:
-        if pool.waiting:
-            output.note(f"{pool.pool} {pool.waiting}")
 
 
 def _node_row(node: NodeStatus) -> tuple[str, ...]:

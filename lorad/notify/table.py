@@ -12,6 +12,18 @@ from lorad.protocol.tables import LONGEST
 from lorad.spec.notify import Notify
 
 
+class Undelivered(Exception):
+    """A receiver did not take a notification; the message is a sentence without a secret.
+
+    Args:
+        wait: Seconds in which the receiver wants no other try.
+    """
+
+    def __init__(self, says: str, wait: float = 0.0) -> None:
+        super().__init__(says)
+        self.wait = wait
+
+
 class AlarmSaid(Struct, frozen=True):
     """An alarm, as `lorad.alarms` raises it."""
 

@@ -19,8 +19,8 @@ import pytest
 from lorad.backends import install as install_module
 from lorad.backends import recipes
 from lorad.backends.install import READY, install, plan
+from lorad.backends.installed import TRIED
 from lorad.backends.recipes import KINDS, install_lines, recipe_of
-from lorad.backends.trainer_install import TRIED
 from lorad.box.config import load
 from lorad.errors import LoradError, NotAllowed, SpecError, StorageError
 from lorad.servers.table import SERVERS
