@@ -32,7 +32,8 @@ PRONOUNS = {
 }
 RIDDLE = re.compile(r"[\w`)]: (?:of|that|those)\b", re.IGNORECASE)
 FRAGMENT = re.compile(r"(Of|Those|That|As|By|With|To|It|And|But|From|For)\b")  # how half a sentence begins
-CROWDED = re.compile(r"^\w+(?:, \w+)*: .*[.;] (?!none:)([a-z]\w*(?:, \w+)*):", re.MULTILINE)  # two fields in a line
+# a field of a docstring that begins in the line of another
+CROWDED = re.compile(r"^\w+(?:, \w+)*: .*[.;] (?!none:)([a-z]\w*(?:, \w+)*):", re.MULTILINE)
 PRIVATE = re.compile(r"_(?!_)")
 EVERYWHERE = {"main", "app", "log"}  # public names that every module may have
 

@@ -56,21 +56,25 @@ def routes_of(base: Base, held: HeldLora, tokens: Sequence[int]) -> np.ndarray:
 
 
 def chunks_of(batch: DecodeBatch, *calls: Call) -> dict[tuple[Call, str, int], Chunk]:
-    for call in calls:
-        batch.join(call)
+    for joining in calls:
+        batch.join(joining)
     reports = []
     while batch.calls:
         reports += batch.run(60)
-    of_call = {call: [chunk for by, chunks, _ in reports if by is call for chunk in chunks] for call in calls}
-    return {(call, *key): chunk for call, chunks in of_call.items() for key, chunk in whole(chunks).items()}
+    of_call = {
+        asking: [chunk for by, chunks, _ in reports if by is asking for chunk in chunks] for asking in calls
+    }
+    return {
+        (asking, *key): chunk for asking, chunks in of_call.items() for key, chunk in whole(chunks).items()
+    }
 
 
 def assert_whole(models: Merger, found: dict[tuple[Call, str, int], Chunk]) -> None:
     assert found
-    for (call, prompt, index), chunk in found.items():
-        start = call.groups[int(prompt)].tokens.tolist()
+    for (asking, prompt, index), chunk in found.items():
+        start = asking.groups[int(prompt)].tokens.tolist()
         assert chunk.routes is not None
-        expected = routes_of(models.base, call.held, [*start, *chunk.tokens.tolist()][:-1])
+        expected = routes_of(models.base, asking.held, [*start, *chunk.tokens.tolist()][:-1])
         expected = expected[len(start) * (index > 0) :]
         assert np.array_equal(chunk.routes[:-1], expected)
         assert is_unknown(chunk.routes).tolist() == [False] * len(expected) + [True]

@@ -33,9 +33,7 @@ def test_a_killed_master_is_replaced(box: Box, client: Client) -> None:
         client.rename("nobody", "other")
 
 
-def test_a_line_that_slept_is_opened_anew(
-    box: Box, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_slept_is_opened_anew(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     if not box.is_real:
         pytest.skip("a fake ssh has no process there")
     client.status()

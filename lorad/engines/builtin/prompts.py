@@ -111,8 +111,8 @@ class SharedPrompts:
         back = np.zeros((capacity, len(heads)), np.int64)
         begins[mine] = self.lengths[owner]
         back[mine] = (place[:, None] // per * len(heads) + heads) * per + place[:, None] % per
-        there = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
-        new = upload([begins, back.ravel(), there.ravel(), self.lengths], self.begins.device)
+        queries = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
+        new = upload([begins, back.ravel(), queries.ravel(), self.lengths], self.begins.device)
         self.begins = _put(self.begins, new[0])
         self._back = _put(self._back, new[1])
         self._there = _put(self._there, new[2])
@@ -129,7 +129,7 @@ class SharedPrompts:
         kv = self.cache.shape[2]
         rows = len(positions)
         device = positions.device
-        there = self._there[: slots * kv * per]
+        queries = self._there[: slots * kv * per]
         back = self._back[: rows * kv]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
         unseen = torch.arange(span, device=device) >= ends
@@ -148,7 +148,7 @@ class SharedPrompts:
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.of(layer)[:, :slots, :, :span].unbind(0)
             group, dim = q.shape[2:]
-            together = q.reshape(-1, group * dim).index_select(0, there).view(slots, kv, per * group, dim)
+            together = q.reshape(-1, group * dim).index_select(0, queries).view(slots, kv, per * group, dim)
             seen_by = within(beside, group) if beside is not None and beside.window else bias
             parts = attend_in_part(together, keys, values, seen_by, is_plain=beside is None)
             out, total = (part.reshape(slots * kv * per, -1).index_select(0, back) for part in parts)
