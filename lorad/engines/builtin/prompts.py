@@ -140,7 +140,7 @@ class SharedPrompts:
             """Return the bias of a layer with a window, which each row has for itself: [slots, 1, per *
             group, span]. A window that reaches no prompt has the least number, as -inf has no softmax.
             """
-            of_rows = there.view(slots, kv, per)[:, 0].reshape(-1) // kv
+            of_rows = queries.view(slots, kv, per)[:, 0].reshape(-1) // kv
             queries = positions.index_select(0, of_rows).view(slots, 1, per, 1)
             is_far = ~beside.near(queries, torch.arange(span, device=device))
             return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
