@@ -111,8 +111,8 @@ class SharedPrompts:
         back = np.zeros((capacity, len(heads)), np.int64)
         begins[mine] = self.lengths[owner]
         back[mine] = (place[:, None] // per * len(heads) + heads) * per + place[:, None] % per
-        queries = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
-        new = upload([begins, back.ravel(), queries.ravel(), self.lengths], self.begins.device)
+        of_slots = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
+        new = upload([begins, back.ravel(), of_slots.ravel(), self.lengths], self.begins.device)
         self.begins = _put(self.begins, new[0])
         self._back = _put(self._back, new[1])
         self._there = _put(self._there, new[2])
@@ -129,7 +129,7 @@ class SharedPrompts:
         kv = self.cache.shape[2]
         rows = len(positions)
         device = positions.device
-        queries = self._there[: slots * kv * per]
+        of_slots = self._there[: slots * kv * per]
         back = self._back[: rows * kv]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
         unseen = torch.arange(span, device=device) >= ends
@@ -140,7 +140,7 @@ class SharedPrompts:
             """Return the bias of a layer with a window, which each row has for itself: [slots, 1, per *
             group, span]. A window that reaches no prompt has the least number, as -inf has no softmax.
             """
-            of_rows = queries.view(slots, kv, per)[:, 0].reshape(-1) // kv
+            of_rows = of_slots.view(slots, kv, per)[:, 0].reshape(-1) // kv
             queries = positions.index_select(0, of_rows).view(slots, 1, per, 1)
             is_far = ~beside.near(queries, torch.arange(span, device=device))
             return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
@@ -148,7 +148,7 @@ class SharedPrompts:
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.of(layer)[:, :slots, :, :span].unbind(0)
             group, dim = q.shape[2:]
-            together = q.reshape(-1, group * dim).index_select(0, queries).view(slots, kv, per * group, dim)
+            together = q.reshape(-1, group * dim).index_select(0, of_slots).view(slots, kv, per * group, dim)
             seen_by = within(beside, group) if beside is not None and beside.window else bias
             parts = attend_in_part(together, keys, values, seen_by, is_plain=beside is None)
             out, total = (part.reshape(slots * kv * per, -1).index_select(0, back) for part in parts)
