@@ -251,10 +251,14 @@ def _command_of(ctx: Any) -> str:
 
 
 def _flag_meant(error: NoSuchOption) -> str:
-    """Suggest the key of the spec that the flag may be, near options of the command, or its help."""
+    """Suggest the place of an option of lorad's own, the key of the spec that the flag may be, near options
+    of the command, or its help.
+    """
     command = _command_of(error.ctx)
     if command == "lorad":
         return "Options of a command stand behind it: `lorad COMMAND --help` lists them."
+    if error.ctx and any(error.option_name in param.opts for param in error.ctx.find_root().command.params):
+        return f"It stands in front: `lorad {error.option_name} … {command.removeprefix('lorad ')}`."
     if command.removeprefix("lorad ") in _WITH_KEYS:
         from lorad.spec.errors import key_called
         from lorad.spec.model import Spec

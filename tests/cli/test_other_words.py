@@ -35,6 +35,7 @@ def test_a_flag_that_is_a_key_is_told(flag: str, key: str) -> None:
         (["eval", "r1", "--lr", "1"], "`lorad eval --help` lists its options."),
         (["daemon", "start", "--foo"], "`lorad daemon start --help` lists its options."),
         (["run", "spec.yaml", "--detahc"], "Did you mean --detach or --tag?"),
+        (["list", "--host", "all"], "It stands in front: `lorad --host … list`."),
     ],
 )
 def test_an_unknown_flag_of_any_verb_is_answered(words: list[str], hint: str) -> None:
