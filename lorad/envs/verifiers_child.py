@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 from lorad.children.user_code import as_reward, describe, limit_memory, open_lines, send_json
 from lorad.envs.program_child import METRIC, MOST_METRICS, hint_of, serve_episodes
@@ -51,16 +51,26 @@ def main(lifeline: int) -> None:
             send_json(replies, answer | {"rows": [*environment.rows()]})
             return
     except BaseException as error:
-        hint = hint_of(error) or f"`{_PYTHON}` has it: see what its own `vf-eval` says."
-        send_json(replies, {"error": describe(error, setup), "hint": hint})
+        _send_error(replies, error, setup)
         return
 
     async def live() -> None:
-        async with environment.serving():
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(environment.serving())
+            except Exception as error:
+                _send_error(replies, error, setup)
+                return
             send_json(replies, answer)
             await serve_episodes(setup, environment.play, requests, replies)
 
     asyncio.run(live())
+
+
+def _send_error(replies: BinaryIO, error: BaseException, setup: Any) -> None:
+    """Say why there is no environment, and what to do."""
+    hint = hint_of(error) or f"`{_PYTHON}` has it: see what its own `vf-eval` says."
+    send_json(replies, {"error": describe(error, setup), "hint": hint})
 
 
 def _load(setup: Any) -> "_Classic | _Taskset":

@@ -144,6 +144,11 @@ def test_new_environments_may_begin_the_chat(play: Callable[..., list[Played]]) 
     assert (played.reward, played.error) == (1.0, "")
 
 
+def test_a_new_environment_that_cannot_serve_says_why(play: Callable[..., list[Played]]) -> None:
+    (played,) = play(TASKSET, "text", args={"taskset": {"unready": True}})
+    assert "RuntimeError: its server did not start" in played.error
+
+
 def test_clients_are_closed_after_an_episode(play: Callable[..., list[Played]]) -> None:
     played = play(CLASSIC, *["text"] * 3, args={"kind": "alone", "max_turns": 1}, concurrency=1)
     assert [each.error for each in played] == [""] * 3

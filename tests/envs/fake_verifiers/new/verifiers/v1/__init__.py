@@ -101,6 +101,8 @@ class Env:
 
     @contextlib.asynccontextmanager
     async def serving(self):
+        if getattr(self.taskset.config, "unready", False):
+            raise RuntimeError("its server did not start")
         self.is_serving = True
         yield
         self.is_serving = False
