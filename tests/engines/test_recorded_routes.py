@@ -25,7 +25,8 @@ from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.routes import is_unknown
 from tests.conformance.engine_suite import whole
 from tests.engines.test_captured_steps import capture
-from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, same, version
+from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, same, version
+from tests.engines.test_decode_batch import call as unrouted
 from tests.kit.fakes.random_adapters import random_adapter
 
 LONG = [4 + n % 60 for n in range(BLOCK + 9)]
@@ -143,7 +144,7 @@ def test_captured_steps_note_experts_of_each_token(models: Merger, monkeypatch: 
     assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7]) for each in (held, NEVER))))
     assert {shape.routed for shape, _ in batch.stepper.graphs} == {True}
     captured = len(batch.stepper.graphs)
-    assert same(*(finish(each, call(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
+    assert same(*(finish(each, unrouted(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
     assert len(batch.stepper.graphs) > captured  # steps that note nothing are others
 
 

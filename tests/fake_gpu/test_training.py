@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from lorad.backends.activations import kept
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import PolicyLoss, ValueLoss, ValueTargets
 from lorad.protocol.calls import ValueBackward
+from lorad.spec.algorithm import Preference, PreferenceLoss
 from lorad.trainers.builtin import critic, passes
 from lorad.trainers.builtin.microbatch import pack, plan
 from lorad.trainers.builtin.slot import load_slot, save_slot
@@ -47,9 +48,16 @@ LOSSES = {
     "capped": PolicyLoss(importance_cap=2.0),
     "returns": PolicyLoss(returns_logprobs=True),
     "warm": PolicyLoss(temperature=0.7),
+    **{
+        f"preference {name}": PolicyLoss(
+            "preference", preference=Preference(loss=name), returns_logprobs=True
+        )
+        for name in get_args(PreferenceLoss)
+    },
 }
 READS = {"geometric": 2, "sequence": 2, "returns": 2}  # of a micro-batch; the others have one
 WRITES = {"geometric": 3, "sequence": 3, "returns": 2}  # copies for which the host waits, likewise
+OF_PREFERENCES = 3  # of either
 SENT = 2  # copies out of pinned memory: of the tokens, and of how they lie
 ADAPTERS: dict[str, dict[str, Any]] = {
     "dropout": {"adapter": {"dropout": 0.1}},
@@ -67,11 +75,14 @@ def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
     with fake_gpu(grad=True) as gpu:
         base = base_of(config())
         slot = slot_of(base, tokens=2048)
-        work = work_of(base, 2, 70, 60, per=4, ragged=30)
+        is_preference = LOSSES[loss].preference is not None
+        work = work_of(base, 2, 70, 60, per=2 if is_preference else 4, ragged=30)
         gpu.forget()
         pieces = gradients(base, slot, work, LOSSES[loss])
-        assert len(gpu.reads) <= len(pieces) * READS.get(loss, 1), Counter(read.place for read in gpu.reads)
-        assert len(gpu.writes) <= len(pieces) * WRITES.get(loss, 1), Counter(c.place for c in gpu.writes)
+        most = OF_PREFERENCES if is_preference else READS.get(loss, 1)
+        assert len(gpu.reads) <= len(pieces) * most, Counter(read.place for read in gpu.reads)
+        most = OF_PREFERENCES if is_preference else WRITES.get(loss, 1)
+        assert len(gpu.writes) <= len(pieces) * most, Counter(c.place for c in gpu.writes)
         assert len(gpu.sent) <= len(pieces) * SENT
         assert_fused(gpu)
 

@@ -30,9 +30,8 @@ class PromptShape(NamedTuple):
 class SharedPrompts:
     """Keys and values of prompts, one slot each, and which row continues which.
 
-    lengths: int64 [slots], the tokens of each; 0 where a slot is free.
-    shape: None while no row has a prompt here.
-    begins: the tokens that each row has in its prompt, in the order of the rows; 0 without one.
+    lengths: int64 [slots], the tokens of each; 0 where a slot is free. shape: None while no row has a prompt
+    here. begins, in the order of the rows: the tokens that a row has in its prompt, 0 without one.
     """
 
     def __init__(self, base: Base) -> None:
@@ -42,8 +41,8 @@ class SharedPrompts:
         self.shape: PromptShape | None = None
         self._slots: dict[Hashable, int] = {}
         device = base.device
-        # Heads of a row lie together, and of a slot those of all its rows: one index leads there, one back.
-        self.begins, self._back, self._there = (
+        # Heads of a row lie together, and of a slot those of all its rows: these lead there, and back.
+        self.begins, self._to_rows, self._to_slots = (
             torch.zeros(0, dtype=torch.int64, device=device) for _ in range(3)
         )
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)  # `lengths` on the device
@@ -54,7 +53,7 @@ class SharedPrompts:
     @property
     def place(self) -> tuple[object, ...]:
         """Where it lies: it changes when anything has moved."""
-        kept = (self.begins, self._back, self._there, self._seen, *self.cache.layers[:1])
+        kept = (self.begins, self._to_rows, self._to_slots, self._seen, *self.cache.layers[:1])
         return self.cache.shape, *(tensor.data_ptr() for tensor in kept)
 
     def tokens(self, more: int = 0, longest: int = 0) -> int:
@@ -108,14 +107,14 @@ class SharedPrompts:
         gather, place = moves(owner, count, per)
         heads = np.arange(self.cache.shape[2])
         begins = np.zeros(capacity, np.int64)
-        back = np.zeros((capacity, len(heads)), np.int64)
+        to_rows = np.zeros((capacity, len(heads)), np.int64)
         begins[mine] = self.lengths[owner]
-        back[mine] = (place[:, None] // per * len(heads) + heads) * per + place[:, None] % per
-        of_slots = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
-        new = upload([begins, back.ravel(), of_slots.ravel(), self.lengths], self.begins.device)
+        to_rows[mine] = (place[:, None] // per * len(heads) + heads) * per + place[:, None] % per
+        to_slots = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
+        new = upload([begins, to_rows.ravel(), to_slots.ravel(), self.lengths], self.begins.device)
         self.begins = _put(self.begins, new[0])
-        self._back = _put(self._back, new[1])
-        self._there = _put(self._there, new[2])
+        self._to_rows = _put(self._to_rows, new[1])
+        self._to_slots = _put(self._to_slots, new[2])
         self._seen = _put(self._seen, new[3])
         span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
         self.shape = PromptShape(count, per, span)
@@ -129,8 +128,8 @@ class SharedPrompts:
         kv = self.cache.shape[2]
         rows = len(positions)
         device = positions.device
-        of_slots = self._there[: slots * kv * per]
-        back = self._back[: rows * kv]
+        to_slots = self._to_slots[: slots * kv * per]
+        to_rows = self._to_rows[: rows * kv]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
         unseen = torch.arange(span, device=device) >= ends
         bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=device)
@@ -140,7 +139,7 @@ class SharedPrompts:
             """Return the bias of a layer with a window, which each row has for itself: [slots, 1, per *
             group, span]. A window that reaches no prompt has the least number, as -inf has no softmax.
             """
-            of_rows = of_slots.view(slots, kv, per)[:, 0].reshape(-1) // kv
+            of_rows = to_slots.view(slots, kv, per)[:, 0].reshape(-1) // kv
             queries = positions.index_select(0, of_rows).view(slots, 1, per, 1)
             is_far = ~beside.near(queries, torch.arange(span, device=device))
             return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
@@ -148,10 +147,10 @@ class SharedPrompts:
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.of(layer)[:, :slots, :, :span].unbind(0)
             group, dim = q.shape[2:]
-            together = q.reshape(-1, group * dim).index_select(0, of_slots).view(slots, kv, per * group, dim)
+            together = q.reshape(-1, group * dim).index_select(0, to_slots).view(slots, kv, per * group, dim)
             seen_by = within(beside, group) if beside is not None and beside.window else bias
             parts = attend_in_part(together, keys, values, seen_by, is_plain=beside is None)
-            out, total = (part.reshape(slots * kv * per, -1).index_select(0, back) for part in parts)
+            out, total = (part.reshape(slots * kv * per, -1).index_select(0, to_rows) for part in parts)
             return out.view(q.shape), total.view(*q.shape[:3], 1)
 
         return Before(seen, (self.begins[:rows] == 0)[:, None, None, None])

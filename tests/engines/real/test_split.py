@@ -1,18 +1,24 @@
 """A pool whose real servers have nodes, or devices, of their own beside those that train."""
 
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
+from benchmarks.training.split import timeline
+from lorad.protocol.journal import read
 from lorad.protocol.nodes import GRANT, GrantStatus, NodesSetup, StaticNode
 from lorad.protocol.pool_setup import RanksSetup
 from tests.engines.real.places import setup_of
 from tests.kit import pool_kit
 from tests.kit.pool_kit import OPEN, generate, learn, publish, running_pool, until
+from tests.kit.world import World, world
+from tests.trainers.real.pairs import configured
 
 HOSTS = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2, 3))
 START_SECONDS = 1800.0
@@ -69,3 +75,62 @@ def test_a_killed_server_apart_costs_no_version(
         publish(driver, tmp_path / "versions", 2)
         until(lambda: fleet.servers[1].state == "up")
         assert generate(driver, "a@2") and generate(driver, "a@1")
+
+
+STEPS, SERVER_KILLED, TRAINER_KILLED = 10, 3, 6
+SPEC = f"""
+seed: 5
+lora: {{rank: 8}}
+data: {{train: sort, prompts_per_step: 4}}
+trainer: {{backend: fsdp, dp: 2, lr: 2.0e-3, steps: {STEPS}}}
+rollout: {{servers: 2, max_staleness: 1, max_new_tokens: 12}}
+pool: {{mode: split}}
+eval: {{every: 0}}
+checkpoint: {{every: 2}}
+"""
+
+
+def processes(made: World, run: str, words: str) -> list[psutil.Process]:
+    """Those that the run's pool has started with these words in their command, without their guards."""
+    pool = psutil.Process(made.pid(run, "pool"))
+    commands = {p: " ".join(p.cmdline()) for p in pool.children(recursive=True)}
+    return [p for p, command in commands.items() if words in command and "guard.py" not in command]
+
+
+def reached(made: World, run: str, step: int) -> None:
+    """Also ends when the run does, so that a run that failed is not waited for."""
+
+    def look() -> bool:
+        shown = made.client.show(run)
+        return shown.step >= step or shown.state == "ended"
+
+    made.until(look, f"{run} at step {step}")
+    shown = made.client.show(run)
+    assert shown.step >= step, shown.detail
+
+
+@pytest.mark.long
+def test_kills_cost_a_split_run_only_time(kind: str) -> None:
+    """On four slots: two ranks and two servers; steps overlap, before the kills and after them."""
+    with world() as made:
+        made.home.root.mkdir(parents=True)
+        config = {"devices": {"cpu_slots": 4}, "backends": configured(kind)}
+        made.home.config.write_text(json.dumps(config))  # YAML has JSON in it
+        how = (made.spec(SPEC), f"rollout.backend={kind}")
+        made.lorad("run", *how, "--name", "calm", "--detach")
+        made.completed("calm")
+        made.lorad("run", *how, "--name", "struck", "--detach")
+        reached(made, "struck", SERVER_KILLED)
+        servers = processes(made, "struck", f"{kind}/launch.py")
+        os.kill(servers[0].pid, signal.SIGKILL)
+        reached(made, "struck", TRAINER_KILLED)
+        assert len(made.client.show("struck").attempts) == 1, "the loss of a server must not end the run"
+        os.kill(processes(made, "struck", "lorad.trainers.ranks.worker")[-1].pid, signal.SIGKILL)
+        assert made.over("struck").reason == "lost"
+        made.lorad("resume", "struck", "--detach")
+        assert len(made.completed("struck").attempts) == 2
+        for run in ("calm", "struck"):
+            assert {version.attested for version in made.client.adapters(run)} == {"passed"}
+            steps = timeline([record for record, _ in read(made.home.run(run).journal)])
+            assert len(steps) == STEPS and sum(part.together > 0 for part in steps) > STEPS / 2
+        assert made.facts("struck") == made.facts("calm")
