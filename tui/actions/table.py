@@ -293,7 +293,6 @@ HELP: dict[str, list[Action]] = {
         "The screen of a pool": "pool_screen",
         "The screen of a device": "device",
         "The nodes of a cluster": "nodes",
-
         "The bill": "bill",
         "All boxes": "boxes",
         "Tables": "table",

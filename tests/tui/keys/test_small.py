@@ -52,7 +52,7 @@ def cut_keys(user: User) -> list[str]:
         key.says
         for bar in bars
         for key in bar.keys
-        if key.is_kept and key not in [k for _, k in bar.placed()]
+        if key.place == "kept" and key not in [k for _, k in bar.placed()]
     ]
 
 
