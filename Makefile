@@ -56,6 +56,7 @@
 #: make bench-curves      lorad's learning curves against plain GRPO
 #: make bench-scaling     how cost grows
 #: make bench-arrivals    continuous batching
+#: make bench-split       steps of a run whose real servers have devices of their own, beside one device; ARGS='--kind sglang'
 #: make bench-prompts     memory and speed of samples that share a long prompt, against a copy for each
 #: make bench-moe         mixtures of experts: trainers and engines against merged models, and what adapters on experts cost
 #: make bench-memory      the most memory of a pass over 1 k to 16 k tokens on FSDP and Megatron
@@ -89,7 +90,7 @@ JOBS ?= 2
 WORKERS ?= 6
 SPEC ?= examples/demo.yaml
 
-.PHONY: help help-all setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook tinker-art cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts \
+.PHONY: help help-all setup demo demo-llm test test-system test-fresh test-newest test-engines test-backends test-verifiers test-cluster cluster-faults tinker tinker-crash tinker-backends tinker-cookbook tinker-art cluster-demo check lint types contracts format bench bench-rewards bench-scaling bench-curves bench-arrivals bench-prompts bench-split \
 	bench-algorithms bench-seeds bench-episodes bench-presets bench-rates bench-llm prove-llm bases \
 	bench-memory bench-pool-memory bench-moe bench-swaps bench-publish bench-load bench-many bench-placing bench-gateway bench-attestation kill9 upgrade slowloris siege fuzz powercut enospc bench-history bench-data bench-tui bench-nodes bench-tinker gpu-day test-gpu-day authz headline kill9-nodes clean snapshots pictures docs
 
@@ -267,7 +268,8 @@ bench-attestation: $(VENV)/.ready-dev
 
 bench-publish: MODULE := serving.publish_row
 bench-swaps: MODULE := serving.swaps
-bench-swaps bench-publish: $(VENV)/.ready-dev
+bench-split: MODULE := training.split
+bench-swaps bench-publish bench-split: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines); mapfile -t pythons <<<"$$pythons"; \
 	env $(QUIET) "$${pythons[@]}" $(BIN)/python -m benchmarks.$(MODULE) $(ARGS)
 

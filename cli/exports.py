@@ -241,7 +241,9 @@ def card(
 ) -> str:
     """Return a model card in the form of the hub: a YAML header, and what a reader has to know.
 
-    adapter: its `adapter_config.json`. loading: how readers load it. is_merged: whether it is a whole model.
+    adapter: its `adapter_config.json`.
+    loading: how readers load it.
+    is_merged: whether it is a whole model.
     """
     from yaml import safe_dump
 

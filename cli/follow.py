@@ -66,8 +66,9 @@ def follow(
 ) -> None:
     """Follow a run until it is over or the user detaches, and exit 1 unless it ended as it should.
 
-    quiet: show no completions. until: return as soon as it has one of these states. restart: what is done
-    about a daemon that dies meanwhile.
+    quiet: show no completions.
+    until: return as soon as it has one of these states.
+    restart: what is done about a daemon that dies meanwhile.
     """
     run = watched(client, name, as_json=as_json, quiet=quiet, until=until, restart=restart)
     if run is None:

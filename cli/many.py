@@ -27,8 +27,11 @@ _ABOUT = ("name", "state", "step", "owner", "age")
 class BulkVerb(NamedTuple):
     """What is to be done to each.
 
-    name: as it is typed. does: asks the daemon. says: what came of it, in a line. fits: whether a run is in a
-    state in which it can be done. asks: the question, `{}` for what it is about.
+    name: as it is typed.
+    does: asks the daemon.
+    says: what came of it, in a line.
+    fits: whether a run is in a state in which it can be done.
+    asks: the question, `{}` for what it is about.
     """
 
     name: str

@@ -184,23 +184,19 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
     view = _Silent() if quiet else (_Live() if sys.stderr.isatty() else _SweepLines())
     try:
         with view:
-            return _watch(client, name, view)
+            while True:
+                try:
+                    (sweep,) = client.sweeps(name)
+                except DaemonUnreachable:
+                    launch.start(client)
+                    continue
+                view.update(sweep)
+                if all(run.state in _OVER for run in sweep.runs):
+                    return sweep
+                time.sleep(_PERIOD)
     except KeyboardInterrupt:
         output.note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
         return None
-
-
-def _watch(client: Client, name: str, view: "_Silent") -> Sweep:
-    while True:
-        try:
-            (sweep,) = client.sweeps(name)
-        except DaemonUnreachable:
-            launch.start(client)
-            continue
-        view.update(sweep)
-        if all(run.state in _OVER for run in sweep.runs):
-            return sweep
-        time.sleep(_PERIOD)
 
 
 class _Silent:

@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         "return leaves or (tenant.priority < run.priority and spec_of(tenant).resources.preemptible)",
         "return leaves or tenant.priority < run.priority",
         "A run with resources.preemptible: false is stopped for another."),
-    Fault("lorad/daemon/queue", "lorad/daemon/queue/quotas.py",
+    Fault("lorad/daemon/queue", "lorad/daemon/queue/limits.py",
         "tests/daemon/queue/test_quotas.py::test_time_of_enough_is_when_hours_leave",
         "now = hour + HOUR + quota.seconds",
         "now = hour + quota.seconds",

@@ -155,7 +155,10 @@ class Fenced(LoradError):
 class RunFailed(LoradError):
     """A run that somebody waits for ended otherwise than completed or stopped.
 
-    run: its name. reason: one of `lorad.states.EndReason`. detail: why, in words. step: how far it came.
+    run: its name.
+    reason: one of `lorad.states.EndReason`.
+    detail: why, in words.
+    step: how far it came.
     """
 
     def __init__(self, run: str, reason: str, detail: str = "", *, step: int = 0, hint: str = "") -> None:

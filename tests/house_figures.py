@@ -32,6 +32,8 @@ PRONOUNS = {
 }
 RIDDLE = re.compile(r"[\w`)]: (?:of|that|those)\b", re.IGNORECASE)
 FRAGMENT = re.compile(r"(Of|Those|That|As|By|With|To|It|And|But|From|For)\b")  # how half a sentence begins
+# a field of a docstring that begins in the line of another
+CROWDED = re.compile(r"^\w+(?:, \w+)*: .*[.;] (?!none:)([a-z]\w*(?:, \w+)*):", re.MULTILINE)
 PRIVATE = re.compile(r"_(?!_)")
 EVERYWHERE = {"main", "app", "log"}  # public names that every module may have
 
@@ -168,6 +170,13 @@ def riddles(path: Path) -> Iterator[_Place]:
             yield line, " ".join(text[max(0, match.start() - 20) : match.end() + 40].split())
 
 
+def crowded_fields(path: Path) -> Iterator[_Place]:
+    """Yield the fields of docstrings that do not begin a line of their own."""
+    for line, text in docstrings(path):
+        for match in CROWDED.finditer(text):
+            yield line, match[0]
+
+
 def unshared_names(path: Path) -> Iterator[_Place]:
     """Yield the public names that stand in no other file that names their module."""
     if room_of(path) == "migrations":  # found by their numbers
@@ -208,6 +217,7 @@ COUNTED: dict[str, Callable[[Path], Iterator[_Place]]] = {
     "small_docstrings": small_docstrings,
     "fragments": fragments,
     "riddles": riddles,
+    "crowded_fields": crowded_fields,
     "unshared_names": unshared_names,
 }
 SHARED = "shared_class_names"

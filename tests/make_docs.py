@@ -227,21 +227,25 @@ def metrics() -> str:
 
 # -- rooms ---------------------------------------------------------------------------------------------------
 def rooms() -> str:
-    """A row for each layer of the import contract, from the top down, with what its packages say they are."""
+    """A row for each layer of the import contract, from the top down, as its packages describe themselves."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
-    lines = ["| | room | what it is |", "|---|---|---|"]
+    lines = ["| | room | what it is | its data | a change |", "|---|---|---|---|---|"]
     for height, layer in zip(range(len(layers), 0, -1), layers, strict=True):
-        lines += [f"| {height} | `{room}` | {_cell(_about(room))} |" for room in layer.split(" | ")]
+        lines += [f"| {height} | `{room}` | {' | '.join(about(room))} |" for room in layer.split(" | ")]
     return "\n".join(lines)
 
 
-def _about(room: str) -> str:
-    """The first paragraph of the docstring of a package or module of lorad."""
+def about(room: str) -> list[str]:
+    """Read of the docstring of a package what it is for, where its data comes from, and how it is changed.
+    Rooms of one file say the first alone.
+    """
     folder = REPOSITORY / "lorad" / room
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    paragraph = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0]
-    return " ".join(paragraph.split())
+    paragraphs = (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")
+    if not folder.is_dir():
+        paragraphs[1:] = ("", "")
+    return [_cell(" ".join(paragraph.split())) for paragraph in paragraphs[:3]]
 
 
 MADE: dict[str, Callable[[], str]] = {

@@ -17,7 +17,7 @@ from lorad.cli.app import app
 from lorad.spec.text import load_spec
 from tests.house_figures import own_code
 from tests.kit.world import REPOSITORY
-from tests.make_docs import DOCS, whole
+from tests.make_docs import DOCS, about, whole
 
 SKILL = "cli/commands/skill/SKILL.md"
 PAGES = {
@@ -184,6 +184,15 @@ def test_files_on_the_map_exist() -> None:
         for name in named
         if not any((root / name).exists() for root in (REPOSITORY / "lorad", REPOSITORY))
     ] == []
+
+
+@pytest.mark.parametrize(
+    "room", [folder.name for folder in (REPOSITORY / "lorad").iterdir() if (folder / "__init__.py").exists()]
+)
+def test_each_room_names_the_tests_that_hold_it(room: str) -> None:
+    purpose, data, change = about(room)
+    assert purpose and data
+    assert re.search(r"`tests/[\w/]+(?:\.py|/)`", change), change
 
 
 def test_a_change_touches_at_most_four_files() -> None:

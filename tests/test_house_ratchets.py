@@ -26,6 +26,10 @@ PLANTED = {  # a file with one violation, and one that looks alike and has none
         '"""Rows.\n\nseconds: that they took.\n"""\n',
         '"""Rows.\n\nseconds: the time that they took.\n"""\n',
     ),
+    "crowded_fields": (
+        '"""Rows.\n\nage: seconds. size: bytes.\n"""\n',
+        '"""Rows.\n\nage: seconds; None: not known.\nsize: bytes.\n"""\n',
+    ),
     "unshared_names": ("ROWS = 3\n", "_ROWS = 3\n"),
 }
 

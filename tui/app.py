@@ -23,6 +23,7 @@ from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
+from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.actions.action import Verb
 from lorad.tui.actions.table import IDS, ROWS, bindings
 from lorad.tui.actions.verbs import VERBS
@@ -97,7 +98,8 @@ class LoradApp(App[None]):
         first = HERE if isinstance(client.where, Home) else client.where.name
         self.box = "" if first == HERE else first
         self._reached = {first: _Reached(_FIRST, client, self.config)}
-        self.boxes = BoxWatch(lambda: self.feed.again(urgent=False))
+        self.acknowledged = Acknowledged()
+        self.boxes = BoxWatch(lambda: self.feed.again(urgent=False), self.acknowledged)
         self.readonly = readonly or self.config.tui.readonly
         self.user: str | None = None  # who may act on what is theirs alone; None: on everything
         self.lines: list[str] = []  # that were typed as commands, oldest first

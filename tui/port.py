@@ -5,6 +5,7 @@ from typing import Protocol
 
 from lorad.box.config import Config
 from lorad.client.client import Client
+from lorad.tui.acknowledged import Acknowledged
 from lorad.tui.feed import Feed
 from lorad.tui.watch import BoxWatch
 
@@ -15,6 +16,7 @@ class AppPort(Protocol):
     client: asks the daemon of the box that is shown.
     box: the name of that box in the titles; "" as long as there is only this machine.
     boxes: knows the states of all boxes, while a screen shows them.
+    acknowledged: knows whose alarms the user has acknowledged, on all boxes.
     frozen: the screens are not refreshed for now.
     """
 
@@ -23,6 +25,7 @@ class AppPort(Protocol):
     config: Config
     feed: Feed
     boxes: BoxWatch
+    acknowledged: Acknowledged
     readonly: bool
     frozen: bool
 

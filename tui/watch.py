@@ -20,6 +20,7 @@ from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.runs import Run
+from lorad.tui.acknowledged import Acknowledged
 
 SECONDS = 5.0  # for a box to answer
 LOCAL = "local"  # another name of this machine, for `:box`
@@ -82,14 +83,15 @@ def names() -> list[str]:
     return [HERE, *read_hosts().hosts]
 
 
-def state_of(name: str, client: Client) -> BoxState:
+def state_of(name: str, client: Client, acknowledged: Acknowledged) -> BoxState:
     """Ask a box. One that cannot be reached says why; nothing is raised."""
     try:
         status = client.status()
         runs = client.list()
         pools = client.pools()
         devices = client.devices()
-        raised = alarms(runs, limits_of(client.where), pools=pools, devices=devices, status=status)
+        alarming = acknowledged.alarming(runs, name)
+        raised = alarms(alarming, limits_of(client.where), pools=pools, devices=devices, status=status)
     except LoradError as error:
         is_up = isinstance(error, DaemonUnreachable) and not isinstance(error, HostUnreachable)
         return BoxState(name, "no daemon" if is_up else "unreachable", error.in_full)
@@ -101,10 +103,12 @@ class BoxWatch:
     """Knows the state of all boxes, as long as somebody looks at them.
 
     tell: called when something changed, by any thread.
+    acknowledged: whose alarms are left out.
     """
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, tell: Callable[[], None], acknowledged: Acknowledged) -> None:
         self._tell = tell
+        self._acknowledged = acknowledged
         self._news = threading.Condition()
         self._states: dict[str, BoxState] = {}
         self._begun: dict[str, float] = {}  # when a box was asked that did not answer since
@@ -156,7 +160,7 @@ class BoxWatch:
                 self._begun[name] = begun = time.monotonic()
                 self._asked_again.discard(name)
             try:
-                state = state_of(name, client_of(name).patient(2 * SECONDS))
+                state = state_of(name, client_of(name).patient(2 * SECONDS), self._acknowledged)
             except LoradError as error:
                 state = BoxState(name, "unreachable", error.in_full)
             with self._news:

@@ -130,28 +130,24 @@ def _end(
 ) -> None:
     """Ask the daemon, and with `wait` wait until the runs are over."""
     if name := many.only_run(meant):
-        _end_one(client, verb, name, wait=wait, as_json=as_json)
+        from lorad.cli.follow import watched  # slow, and rarely needed
+
+        run = verb.does(name)
+        if wait and isinstance(run, Run) and run.state not in many.OVER:
+            if not as_json:
+                output.note(verb.says(run))
+            over = watched(client, name, as_json=as_json, does="stops all the same")
+            if over is None:
+                raise typer.Exit(130)
+            run = over
+        output.note_or_json(run, verb.says(run), as_json=as_json)
+        if getattr(run, "reason", None) not in many.GOOD:
+            raise typer.Exit(1)
         return
     outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
     if wait:
         outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
     many.conclude(verb, outcomes, as_json=as_json)
-
-
-def _end_one(client: Client, verb: many.BulkVerb, name: str, *, wait: bool, as_json: bool) -> None:
-    from lorad.cli.follow import watched  # slow, and rarely needed
-
-    run = verb.does(name)
-    if wait and isinstance(run, Run) and run.state not in many.OVER:
-        if not as_json:
-            output.note(verb.says(run))
-        over = watched(client, name, as_json=as_json, does="stops all the same")
-        if over is None:
-            raise typer.Exit(130)
-        run = over
-    output.note_or_json(run, verb.says(run), as_json=as_json)
-    if getattr(run, "reason", None) not in many.GOOD:
-        raise typer.Exit(1)
 
 
 @chooses_runs

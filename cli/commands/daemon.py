@@ -21,7 +21,7 @@ from lorad.client.boxes.remote import FarDaemon
 from lorad.client.client import Client
 from lorad.client.launch import connected
 from lorad.client.launch import start as launch
-from lorad.client.systemd import Unit, remove_unit, tell_systemd, unit_of, write_unit
+from lorad.client.systemd import remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.transport import PROTOCOL
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
 from lorad.records.daemon import StayingPool
@@ -173,8 +173,26 @@ def install(
     unit = unit_of(Client().home, system=system)
     write_unit(unit, force=force)
     if now:
-        _take_up(unit)
-    data = _installed(unit, started=now)
+        if not unit.is_reachable():
+            hint = (
+                "The unit is written. Where systemd runs: "
+                f"`{' && '.join(' '.join(c) for c in unit.next_commands)}`."
+            )
+            raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
+        client = Client(Home(unit.home))
+        is_alive = False
+        with contextlib.suppress(DaemonUnreachable):
+            client.status()
+            is_alive = True
+        if is_alive:  # it makes room for systemd's
+            _await_end(client, client.shutdown().pid)
+        tell_systemd(*unit.next_commands)
+    user = own_name()
+    linger = None if unit.system else has_linger(Path("/"), user)
+    commands = [] if now else [" ".join(command) for command in unit.next_commands]
+    if linger is False:
+        commands.append(f"loginctl enable-linger {user}")
+    data = _Installed(str(unit.path), str(unit.home), unit.system, now, linger, commands)
     if as_json:
         output.print_json(data)
         return
@@ -197,24 +215,6 @@ def uninstall(system: _ForAll = False, as_json: AsJson = False) -> None:
     )
 
 
-def _take_up(unit: Unit) -> None:
-    """A daemon that runs already makes room for systemd's. Raises Conflict."""
-    if not unit.is_reachable():
-        hint = (
-            "The unit is written. Where systemd runs: "
-            f"`{' && '.join(' '.join(c) for c in unit.next_commands)}`."
-        )
-        raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
-    client = Client(Home(unit.home))
-    is_alive = False
-    with contextlib.suppress(DaemonUnreachable):
-        client.status()
-        is_alive = True
-    if is_alive:
-        _await_end(client, client.shutdown().pid)
-    tell_systemd(*unit.next_commands)
-
-
 class _Installed(msgspec.Struct):
     """The result of `lorad daemon install`.
 
@@ -228,15 +228,6 @@ class _Installed(msgspec.Struct):
     started: bool
     linger: bool | None
     next: list[str]
-
-
-def _installed(unit: Unit, *, started: bool) -> _Installed:
-    user = own_name()
-    linger = None if unit.system else has_linger(Path("/"), user)
-    commands = [] if started else [" ".join(command) for command in unit.next_commands]
-    if linger is False:
-        commands.append(f"loginctl enable-linger {user}")
-    return _Installed(str(unit.path), str(unit.home), unit.system, started, linger, commands)
 
 
 def _show(client: Client, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Draw curves in the terminal or into a file, as `lorad plot` does, and write the page of `lorad report`."""
 
+import math
 import os
 import shutil
 import sys
@@ -15,11 +16,14 @@ from lorad.cli import candidates, output, table
 from lorad.cli.many import only_run
 from lorad.cli.options import AsJson
 from lorad.cli.selecting import chooses_runs
+from lorad.client.choice import AMOUNTS
 from lorad.client.client import Client
+from lorad.client.histogram import AmountSpread, spreads
 from lorad.client.selected import selected
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.files import expanded, write_whole
 from lorad.records.runs import Run
+from lorad.records.samples import Sample
 from lorad.selection import Selection
 from lorad.tui.curves.plot import LETTERS, CurveLook, extent, names, plot, smoothing
 from lorad.tui.curves.series import FACTS, Track
@@ -73,16 +77,38 @@ def plot_(
             show_default=False,
         ),
     ] = None,
+    histogram: Annotated[
+        bool,
+        typer.Option("--histogram", help="Not curves, but how an amount of the samples of a step is spread."),
+    ] = False,
+    step: Annotated[
+        int | None,
+        typer.Option(help="With --histogram: of this step. Default: the last.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes."""
+    """Plot reward (or other metrics) of runs over steps, tokens or time; several runs share the axes.
+
+    With --histogram, --metric is reward, advantage, length (tokens sampled), turns of an episode, or a
+    component of the reward, such as reward/judge; by default reward and length. All runs are counted in the
+    same ranges, and bars are shares of the samples of their run.
+    """
     look = CurveLook(smooth, log, spikes=True, x=x.value, best=best)
+    if histogram and look != CurveLook(0.0, spikes=True, best=False):
+        raise SpecError("--x, --smooth, --log and --best are of curves", hint="--histogram draws none.")
+    if step is not None and not histogram:
+        raise SpecError("--step is of histograms; curves have all steps", hint="Add --histogram.")
     if out is not None:
         from lorad.tui.curves.export import refuse
 
         refuse(out)
     only_run(meant)
     client = Client()
+    if histogram:
+        _histograms(
+            client, _chosen(client, meant), metric or ["reward", "length"], step, out, as_json=as_json
+        )
+        return
     is_whole = as_json or (out is not None and out.lower().endswith(".csv"))
     tracks = tracks_of(client, _chosen(client, meant), whole=is_whole)
     metrics = list(dict.fromkeys(metric or [usual_metric(tracks)]))
@@ -97,6 +123,95 @@ def plot_(
         output.note(f"Written to {write(out, metrics, tracks, look)}.")
     else:
         print(_text(metrics, tracks, look))
+
+
+def _histograms(
+    client: Client,
+    runs: Sequence[Run],
+    metrics: Sequence[str],
+    step: int | None,
+    out: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Count samples of a step of each run, and print or write what `plot --histogram` shows.
+
+    Raises SpecError for a metric that is no amount of samples, NotFound for one that no sample has.
+    """
+    for metric in metrics:
+        if metric not in AMOUNTS and not metric.startswith("reward/"):
+            hint = f"--histogram takes {', '.join(AMOUNTS)}, and reward/NAME for a component."
+            raise SpecError(f"samples have no {metric}", hint=hint)
+    samples = _samples_of(client, runs, step)
+    if not samples:
+        return
+    charts = {metric: spreads(samples, metric) for metric in dict.fromkeys(metrics)}
+    for metric, counted in charts.items():
+        if not any(spread.counted for spread in counted):
+            components = sorted({name for rows in samples.values() for row in rows for name in row.rewards})
+            names = ", ".join(f"reward/{name}" for name in components)
+            raise NotFound(
+                f"no sample of {', '.join(samples)} has a {metric}", hint=names and f"There are: {names}."
+            )
+    if as_json:
+        output.print_json([spread for counted in charts.values() for spread in counted])
+    elif out is not None:
+        from lorad.tui.curves.export import write_histograms
+
+        output.note(f"Written to {write_histograms(out, charts, [*samples])}.")
+    else:
+        width = max(shutil.get_terminal_size(_SIZE).columns, _NARROWEST)
+        print(*(line for counted in charts.values() for line in _bars(counted, width)), sep="\n")
+
+
+def _samples_of(client: Client, runs: Sequence[Run], step: int | None) -> dict[str, list[Sample]]:
+    """Read a step's samples of each run, and say which has none. Raises NotFound where there is no other."""
+    samples = {}
+    for run in runs:
+        rows = []
+        try:
+            rows = client.samples(run.name, step=step, limit=_ALL, brief=True)
+        except NotFound:
+            if len(runs) == 1:
+                raise
+        if rows:
+            samples[run.name] = rows
+        else:
+            output.note(f"No samples of {run.name}.")
+    return samples
+
+
+def _bars(counted: Sequence[AmountSpread], width: int) -> list[str]:
+    """Draw a histogram: a bar for each bin and run, as long as its share of the run's samples."""
+    from lorad.tui.curves.bars import range_of, title_of
+
+    is_alone = len(counted) == 1
+    heads = [] if is_alone else [title_of(counted[0].metric)]
+    for place, spread in enumerate(counted):
+        mean = "" if spread.mean is None else f", mean {round(spread.mean, 9) + 0.0:.4g}"
+        without = spread.samples - spread.counted
+        words = (
+            f"{spread.samples} samples of step {spread.step}{mean}{f', {without} without' if without else ''}"
+        )
+        run = output.printable(spread.run)
+        head = (
+            f"{run}: {title_of(spread.metric)}, {words}" if is_alone else f"{LETTERS[place]} {run}: {words}"
+        )
+        heads.append(head if is_alone else table.styled(head, _color(f"run{place}")))
+    ranges = [range_of(part) for part in counted[0].bins]
+    counts = len(str(max(part.count for spread in counted for part in spread.bins)))
+    wide = max(map(len, ranges))
+    room = max(width - wide - counts - (3 if is_alone else 5), 1)
+    most = max(part.count / spread.counted for spread in counted if spread.counted for part in spread.bins)
+    lines = []
+    for number, words in enumerate(ranges):
+        for place, spread in enumerate(counted):
+            count = spread.bins[number].count
+            bar = "█" * math.ceil(room * count / max(spread.counted, 1) / most)
+            letter = "" if is_alone else f"{LETTERS[place]} "
+            start = f"{'' if place else words:>{wide}}  {letter}"
+            lines.append(f"{start}{table.styled(bar, _color(f'run{place}'))} {count or ''}".rstrip())
+    return [*heads, *lines]
 
 
 @chooses_runs

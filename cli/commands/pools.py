@@ -81,9 +81,10 @@ _NO_NODES = "No nodes: config.yaml has no cluster, or no pool had one yet (docs/
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List pools: base, device, who uses them, what they have loaded; and their engines.
 
-    runs: how many, and which. versions: loaded or about to be, of those that fit.
-    busy: samples that are being decoded, and after the + those that wait. slots: versions at once, of those
-        that fit.
+    runs: how many, and which.
+    versions: loaded or about to be, of those that fit.
+    busy: samples that are being decoded, and after the + those that wait.
+    slots: versions at once, of those that fit.
     hits: share of the prompt tokens of the last minute that were computed before.
     """
     if ctx.invoked_subcommand is not None:
@@ -188,8 +189,10 @@ def bill(
 
     held: time on a device; of a pool that several runs share, each has the time of its own work and an equal
         part of the time in which nobody worked.
-    busy: time of its work. wasted: the part of held that a resume threw away.
-    sampled, trained, served: tokens. cached: share of the tokens of prompts that were computed before.
+    busy: time of its work.
+    wasted: the part of held that a resume threw away.
+    sampled, trained, served: tokens.
+    cached: share of the tokens of prompts that were computed before.
     (nobody): pools were warm without a run, started, or worked for themselves.
     """
     from lorad.cli.bill import print_bill, print_csv, time_of
@@ -331,8 +334,8 @@ def nodes(
 ) -> None:
     """List the nodes of the cluster: devices, which of them are free, who has them, which bases were loaded.
 
-    free: devices that no pool of this daemon has; others may. agents: pools that have the node, each with
-        its life.
+    free: devices that no pool of this daemon has; others may.
+    agents: pools that have the node, each with its life.
     """
     client = Client()
     while True:
@@ -343,19 +346,15 @@ def nodes(
             else:
                 output.print_json(rows)
         else:
-            _show_nodes(rows, client.pools(), watch=watch)
+            if watch:
+                print("\x1b[H\x1b[2J", end="")
+            output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
+            for pool in client.pools():
+                if pool.waiting:
+                    output.note(f"{pool.pool} {pool.waiting}")
         if not watch:
             return
         time.sleep(_LOOK_SECONDS)
-
-
-def _show_nodes(rows: list[NodeStatus], pools: list[Pool], *, watch: bool) -> None:
-    if watch:
-        print("\x1b[H\x1b[2J", end="")
-    output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
-    for pool in pools:
-        if pool.waiting:
-            output.note(f"{pool.pool} {pool.waiting}")
 
 
 def _node_row(node: NodeStatus) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -202,7 +202,13 @@ def resume(
 
     if name is None:
         until = _until(detach) if wait else ()
-        _resume_several(client, meant, continued, until=until, yes=yes, as_json=as_json)
+        verb = many.BulkVerb(
+            "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
+        )
+        outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=bool(until) or as_json)
+        if until:
+            outcomes = many.awaited(client, verb, outcomes, until=until, quiet=as_json)
+        many.conclude(verb, outcomes, as_json=as_json)
         return
     if wait or not (detach or as_json):
         _await_stop(client, name, as_json=as_json)
@@ -226,25 +232,6 @@ def _await_stop(client: Client, name: str, *, as_json: bool) -> None:
     output.note(f"{name} is still {phase(run)}: it is resumed after that.")
     if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
         raise typer.Exit(130)
-
-
-def _resume_several(
-    client: Client,
-    meant: Selection,
-    continued: Callable[[str], Resumed],
-    *,
-    until: Sequence[str],
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Resume several runs, and with `until` wait until each has one of these states."""
-    verb = many.BulkVerb(
-        "resume", continued, many.state_in_words, "Resume {}?", lambda run: run.state in many.OVER
-    )
-    outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=bool(until) or as_json)
-    if until:
-        outcomes = many.awaited(client, verb, outcomes, until=until, quiet=as_json)
-    many.conclude(verb, outcomes, as_json=as_json)
 
 
 def fork(

@@ -169,7 +169,7 @@ def test(
 def _tried(run: str, number: int, to: Notify, cwd: str, facts: dict[str, Any]) -> dict[str, str]:
     from lorad.notify.deliver import deliver
     from lorad.notify.outbox import trial
-    from lorad.notify.undelivered import Undelivered
+    from lorad.notify.table import Undelivered
 
     delivery = trial(run, number, to, cwd, facts)
     error = ""

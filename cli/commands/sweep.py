@@ -90,7 +90,14 @@ def sweep(
     if detach and wait:
         raise SpecError("--detach returns at once and --wait at the end", hint="Give one of the two.")
     if listed:
-        _list(spec, svg, as_json=as_json, markdown=markdown)
+        if markdown and spec is None:
+            raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
+        if svg is not None and spec is None:
+            raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
+        sweeps = Client().sweeps(spec)
+        show(sweeps, in_full=spec is not None, as_json=as_json, markdown=markdown)
+        if svg is not None:
+            write_svg(sweeps[0], svg)
         return
     if spec is None:
         hint = "`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
@@ -117,18 +124,6 @@ def sweep(
         output.note_or_json(started, summary(started), as_json=as_json)
         return
     _follow(client, started.sweep, svg, as_json=as_json, markdown=markdown)
-
-
-def _list(name: str | None, svg: Path | None, *, as_json: bool, markdown: bool) -> None:
-    """Show all sweeps, or one. Raises SpecError."""
-    if markdown and name is None:
-        raise SpecError("--markdown prints one sweep", hint="`lorad sweep --list NAME --markdown`.")
-    if svg is not None and name is None:
-        raise SpecError("--svg draws one sweep", hint="`lorad sweep --list NAME --svg FILE`.")
-    sweeps = Client().sweeps(name)
-    show(sweeps, in_full=name is not None, as_json=as_json, markdown=markdown)
-    if svg is not None:
-        write_svg(sweeps[0], svg)
 
 
 def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markdown: bool) -> None:

@@ -1,8 +1,11 @@
 """The Python API: `lorad.connect()`, the handles that it leads to, and their async twins.
 
-Every name of `__all__` is public: it keeps its meaning and its signature, which tests compare with a frozen
-file. The package `lorad` hands these names out when they are first asked for, so that `import lorad` costs
-nothing.
+Its data are the daemon's answers, asked for by `lorad.client` each time: a handle keeps a name, no state.
+
+A method is added in `api/run.py`, `api/box.py` or `api/sweep.py`, with its line in `api/twins.py`. Every name
+of `__all__` is public and keeps its meaning and its signature: `tests/api/test_public.py` compares them with
+a frozen file. The package `lorad` hands these names out when they are first asked for, so that `import lorad`
+costs nothing.
 """
 
 from lorad.api.box import Lorad, connect

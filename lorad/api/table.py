@@ -84,13 +84,39 @@ class Table(list[T]):
 
     def __repr__(self) -> str:
         width = shutil.get_terminal_size((100, 24)).columns
-        return _as_text(self.columns, self._shown(), len(self), width)
+        rows = self._shown()
+        count = len(self)
+        if not count:
+            return "(no rows)"
+        widths = [
+            max(len(name), *(len(row[i]) for row in rows if row is not None))
+            for i, name in enumerate(self.columns)
+        ]
+        fitting = 1
+        while fitting < len(self.columns) and sum(widths[: fitting + 1]) + len(_GAP) * fitting <= width:
+            fitting += 1
+
+        def line(cells: Sequence[str]) -> str:
+            padded = (cell.ljust(size) for cell, size in zip(cells, widths[:fitting], strict=False))
+            return _GAP.join(padded).rstrip()
+
+        left_out = f", {len(self.columns) - fitting} more columns" if fitting < len(self.columns) else ""
+        body = ("…" if row is None else line(row) for row in rows)
+        return "\n".join([line(self.columns), *body, f"({count} row{'s' * (count != 1)}{left_out})"])
 
     def _repr_html_(self) -> str:
         if "pandas" in sys.modules:
             frame: Any = self.to_pandas()
             return str(frame._repr_html_() or frame.to_html())
-        return _as_html(self.columns, self._shown(), len(self))
+        count = len(self)
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        between = f'<tr><td colspan="{len(self.columns)}">…</td></tr>'
+        body = "".join(
+            between if row is None else f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self._shown()
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div style="overflow-x: auto">{table}<p>{count} row{"s" * (count != 1)}</p></div>'
 
     def _shown(self) -> list[list[str] | None]:
         """Return the cells of the rows that are shown; None stands for those between."""
@@ -116,34 +142,3 @@ def _cell(name: str, value: Any) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     text = f"{value:.6g}" if isinstance(value, float) else one_line(str(value))
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _as_text(columns: Sequence[str], rows: Sequence[list[str] | None], count: int, width: int) -> str:
-    """Write rows as text, with as many columns as fit, at least one."""
-    if not count:
-        return "(no rows)"
-    widths = [
-        max(len(name), *(len(row[i]) for row in rows if row is not None)) for i, name in enumerate(columns)
-    ]
-    fitting = 1
-    while fitting < len(columns) and sum(widths[: fitting + 1]) + len(_GAP) * fitting <= width:
-        fitting += 1
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (cell.ljust(size) for cell, size in zip(cells, widths[:fitting], strict=False))
-        return _GAP.join(padded).rstrip()
-
-    left_out = f", {len(columns) - fitting} more columns" if fitting < len(columns) else ""
-    body = ("…" if row is None else line(row) for row in rows)
-    return "\n".join([line(columns), *body, f"({count} row{'s' * (count != 1)}{left_out})"])
-
-
-def _as_html(columns: Sequence[str], rows: Sequence[list[str] | None], count: int) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    between = f'<tr><td colspan="{len(columns)}">…</td></tr>'
-    body = "".join(
-        between if row is None else f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
-        for row in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div style="overflow-x: auto">{table}<p>{count} row{"s" * (count != 1)}</p></div>'

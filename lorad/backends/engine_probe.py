@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.backends import engine_install
+from lorad.backends import installed
 from lorad.backends.recipes import install_lines
 from lorad.box.config import Backend, load
 from lorad.box.paths import MEMORY, Home, default_home
@@ -57,7 +57,7 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFindi
     device = "cpu"
     sound = True
     packages = Requirements(_PACKAGES, SERVERS[kind].modules, for_gpus=SERVERS[kind].gpu_modules)
-    for finding in installation(backend.python, backend.env, packages, engine_install.install_hint(kind)):
+    for finding in installation(backend.python, backend.env, packages, installed.install_hint(kind)):
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
@@ -106,17 +106,17 @@ def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
             "interpreter", False, f"config.yaml names no `python` for {kind}", f"To install it:\n{lines}"
         )
     try:
-        version = engine_install.installed_version(kind, backend.python)
+        version = installed.installed_version(kind, backend.python)
     except SpecError as error:
         return InterpreterFinding("interpreter", False, error.message, error.hint)
-    old = engine_install.is_older(version, kind)
+    old = installed.is_older(version, kind)
     about = f" (lorad was tried with {SERVERS[kind].tried} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
     return InterpreterFinding(
         "interpreter",
         not old,
         f"{kind} {version} in {backend.python}{about}",
-        engine_install.install_hint(kind),
+        installed.install_hint(kind),
         facts,
     )
 

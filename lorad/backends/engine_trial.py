@@ -83,7 +83,14 @@ async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIt
 
     Raises LoradError when the server does not start or refuses the adapter.
     """
-    adapter = _random_adapter()
+    rng = np.random.default_rng(0)
+    modules = tuple(sorted(module for module in _SHAPES if module != "lm_head"))
+    tensors = {}
+    for module in modules:
+        out, into = _SHAPES[module]
+        tensors[f"{module}.lora_A.weight"] = rng.normal(0, 0.1, (_RANK, into)).astype(np.float32)
+        tensors[f"{module}.lora_B.weight"] = rng.normal(0, 0.1, (out, _RANK)).astype(np.float32)
+    adapter = Adapter(AdapterConfig(_RANK, 2.0 * _RANK, modules), tensors)
     source = AdapterSource(adapter.digest(), adapter=adapter)
     prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(_SAMPLES, dtype=np.uint64))
     sampling = Sampling(max_new_tokens=_NEW_TOKENS, stream=False)
@@ -114,18 +121,6 @@ class _Clock:
         seconds = now - self._last
         self._last = now
         return InterpreterFinding(name, True, f"{seconds:.2f} s {what}", facts={"seconds": seconds})
-
-
-def _random_adapter() -> Adapter:
-    """Make an adapter on every linear, with an unmistakable effect."""
-    rng = np.random.default_rng(0)
-    modules = tuple(sorted(module for module in _SHAPES if module != "lm_head"))
-    tensors = {}
-    for module in modules:
-        out, into = _SHAPES[module]
-        tensors[f"{module}.lora_A.weight"] = rng.normal(0, 0.1, (_RANK, into)).astype(np.float32)
-        tensors[f"{module}.lora_B.weight"] = rng.normal(0, 0.1, (out, _RANK)).astype(np.float32)
-    return Adapter(AdapterConfig(_RANK, 2.0 * _RANK, modules), tensors)
 
 
 async def _builtin_scores(source: AdapterSource) -> list[np.ndarray]:

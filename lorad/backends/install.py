@@ -114,6 +114,8 @@ def install(recipe: Recipe, prefix: Path, steps: Mapping[str, str]) -> None:
                     f"{recipe.kind}: {title}: the command ended with {done.returncode}: {command}",
                     hint="What it printed says why. To begin anew, call the same again.",
                 )
+        if os.geteuid() == 0:  # the cache of uv, whose files these are, may be of a stricter umask
+            subprocess.run(["chmod", "-R", "a+rX", str(venv)], check=True)
         write_whole(venv / READY, b"", mode=0o644)
 
 

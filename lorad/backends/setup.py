@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.adapters.targets import EXPERTS, HEAD, MEGATRON, experts_of, leaf, match_modules
-from lorad.backends.engine_install import install_hint
-from lorad.backends.trainer_install import interpreter_of
+from lorad.backends.installed import install_hint, interpreter_of
 from lorad.box.config import Backend
 from lorad.errors import SpecError
 from lorad.files import expanded

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lorad.backends import trainer_install
+from lorad.backends import installed
 from lorad.box.config import Backend, load
 from lorad.box.paths import Home, default_home
 from lorad.children.interpreter import InterpreterFinding, Requirements, installation
@@ -32,7 +32,7 @@ WANTED = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lorad.backends.trainer_probe")
-    parser.add_argument("kind", choices=sorted(trainer_install.NEEDED))
+    parser.add_argument("kind", choices=sorted(installed.NEEDED))
     for finding in _findings(parser.parse_args().kind):
         os.write(1, msgspec.json.encode({"check": finding}) + b"\n")
 
@@ -44,19 +44,19 @@ def _findings(kind: str) -> Iterator[InterpreterFinding]:
         yield InterpreterFinding("config", False, error.message, error.hint)
         return
     try:
-        python = trainer_install.interpreter_of(kind, backend.python)
-        versions = trainer_install.installed_versions(kind, python)
+        python = installed.interpreter_of(kind, backend.python)
+        versions = installed.installed_versions(kind, python)
     except LoradError as error:
         yield InterpreterFinding("interpreter", False, error.message, error.hint)
         return
-    old = trainer_install.older(kind, versions)
-    packages = ", ".join(f"{name} {versions[name]}" for name in trainer_install.TRIED[kind])
+    old = installed.older(kind, versions)
+    packages = ", ".join(f"{name} {versions[name]}" for name in installed.TRIED[kind])
     about = f" ({'; '.join(old)})" if old else ""
     facts = {"python": str(python), "versions": dict(versions), "env": sorted(backend.env)}
     yield InterpreterFinding(
-        "interpreter", not old, f"{packages} in {python}{about}", trainer_install.mending_hint(kind), facts
+        "interpreter", not old, f"{packages} in {python}{about}", installed.mending_hint(kind), facts
     )
-    yield from installation(python, backend.env, WANTED[kind], trainer_install.mending_hint(kind))
+    yield from installation(python, backend.env, WANTED[kind], installed.mending_hint(kind))
 
 
 if __name__ == "__main__":

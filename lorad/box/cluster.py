@@ -89,23 +89,20 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dic
 
     def __post_init__(self) -> None:
         if self.kind == "static":
-            self._check_static()
+            names = [node.host for node in self.nodes]
+            if not names:
+                raise ValueError("cluster.nodes is empty: kind static has no others")
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"two nodes of the cluster are called {twice[0]}")
+            usual = {field.name: field.default for field in msgspec.structs.fields(Cluster)} | {"labels": {}}
+            if changed := [key for key in _OF_RAY if getattr(self, key) != usual[key]]:
+                raise ValueError(f"cluster.{changed[0]} is for kind ray; static would not use it")
         elif self.nodes:
             raise ValueError("cluster.nodes are for kind static; Ray knows its own")
         elif self.python is None:
             raise ValueError(
                 "cluster.python is missing: the interpreter that has the cluster's own version of Ray"
             )
-
-    def _check_static(self) -> None:
-        names = [node.host for node in self.nodes]
-        if not names:
-            raise ValueError("cluster.nodes is empty: kind static has no others")
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two nodes of the cluster are called {twice[0]}")
-        usual = {field.name: field.default for field in msgspec.structs.fields(Cluster)} | {"labels": {}}
-        if changed := [key for key in _OF_RAY if getattr(self, key) != usual[key]]:
-            raise ValueError(f"cluster.{changed[0]} is for kind ray; static would not use it")
 
     @cached_property
     def hosts(self) -> list[tuple[str, str, tuple[str, ...], int]]:

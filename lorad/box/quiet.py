@@ -13,7 +13,8 @@ _LONGEST = 14  # windows that follow each other without a gap are looked through
 class _Window(NamedTuple):
     """Quiet hours that begin on some days of the week; they may end on the day after.
 
-    days: 0 is Monday. begin: since midnight.
+    days: 0 is Monday.
+    begin: since midnight.
     """
 
     days: frozenset[int]

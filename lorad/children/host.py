@@ -71,7 +71,8 @@ class Host(Protocol):
     ) -> Process:
         """Make a child that runs in the directory `name` there, with `files` in it.
 
-        log: at home. follow: patterns of files in its directory, whose content is kept the same in `shadows`.
+        log: at home.
+        follow: patterns of files in its directory, whose content is kept the same in `shadows`.
         """
         ...
 

@@ -70,7 +70,24 @@ def sandboxed(
     for directory in shown:
         command += ["--ro-bind", str(directory), str(directory)]
     command += ["--chdir", str(folder), "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]
-    _try_out([*command, str(python or sys.executable), "-I", "-S", "-c", ""], key)
+    try:
+        subprocess.run(
+            [*command, str(python or sys.executable), "-I", "-S", "-c", ""],
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_SECONDS,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
+        raise SpecError(
+            f"bubblewrap does not work here: {said}",
+            key=key,
+            hint="It needs unprivileged user namespaces, which sysctl or AppArmor may forbid. Or leave the "
+            "key out.",
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpecError(f"bubblewrap does not work here: {error}", key=key, hint=_INSTALL) from None
     return command
 
 
@@ -90,18 +107,3 @@ def _prefixes(python: Path | None) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return [str(python.resolve().parents[1])]  # the start of the process says what is wrong with it
     return [*filter(None, asked.stdout.split("\n")), str(python.resolve().parents[1])]
-
-
-def _try_out(command: list[str], key: str) -> None:
-    try:
-        subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=True)
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
-        raise SpecError(
-            f"bubblewrap does not work here: {said}",
-            key=key,
-            hint="It needs unprivileged user namespaces, which sysctl or AppArmor may forbid. Or leave the "
-            "key out.",
-        ) from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpecError(f"bubblewrap does not work here: {error}", key=key, hint=_INSTALL) from None

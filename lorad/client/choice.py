@@ -18,7 +18,6 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 TRUNCATED = "truncated"  # short for an ending that is one of CUT
 CUT = ("length", "tokens")
 HINT = "end:length  reward>0.5  length<=100  turns=2  failed  truncated  !end:done  words of the text"
-_AMOUNTS = ("reward", "advantage", "length", "turns")
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -26,7 +25,6 @@ _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "=": operator.eq,
 }
-_WORD = re.compile(rf'(!?)(?:(end):|({"|".join(_AMOUNTS)})({"|".join(_SIGNS)}))?(?:"([^"]*)"?|(\S*))')
 
 
 class Amounts(Protocol):
@@ -64,12 +62,13 @@ class ScoredSample(Amounts, Protocol):
 
 _S = TypeVar("_S", bound=ScoredSample)
 _O = TypeVar("_O", bound=Amounts)
-_VALUES: Mapping[str, Callable[[Amounts], float | None]] = {
+AMOUNTS: Mapping[str, Callable[[Amounts], float | None]] = {
     "reward": lambda sample: sample.reward,
     "advantage": lambda sample: sample.advantage,
     "length": lambda sample: sample.size,
     "turns": lambda sample: sample.turn_count,
 }
+_WORD = re.compile(rf'(!?)(?:(end):|({"|".join(AMOUNTS)})({"|".join(_SIGNS)}))?(?:"([^"]*)"?|(\S*))')
 
 
 class _ChoiceWord(NamedTuple):
@@ -91,7 +90,7 @@ class _ChoiceWord(NamedTuple):
         elif self.field == "failed":
             fits = bool(sample.error)
         elif self.field:
-            amount = _VALUES[self.field](sample)
+            amount = AMOUNTS[self.field](sample)
             fits = amount is not None and _SIGNS[self.sign](amount, float(self.value))
         else:
             fits = any(self.value in text.casefold() for text in sample.searched)
@@ -131,7 +130,7 @@ def in_order(samples: Sequence[_O], choice: Choice) -> list[_O]:
     """Return all samples in the order of a choice."""
     if choice.sort == "drawn":
         return list(samples[::-1] if choice.reverse else samples)
-    amount_of = _VALUES[choice.sort]
+    amount_of = AMOUNTS[choice.sort]
     sign = 1 if choice.reverse else -1
     return sorted(samples, key=lambda s: ((amount := amount_of(s)) is None, sign * (amount or 0.0)))
 

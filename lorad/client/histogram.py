@@ -2,11 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 
 from msgspec import Struct
 
-from lorad.client.choice import Amounts
+from lorad.client.choice import AMOUNTS, Amounts
+from lorad.records.samples import Sample
 
 _BINS = 10
 
@@ -19,6 +22,27 @@ class Bin(Struct, frozen=True):
     low: float
     high: float
     count: int
+
+
+class AmountSpread(Struct, frozen=True):
+    """Says how one amount of a run's samples is spread.
+
+    Attributes:
+        metric: the amount.
+        step: the step that the samples are of.
+        samples: how many samples there are.
+        counted: how many of them have the amount.
+        mean: the mean of these.
+        bins: bins from the least, the same for all runs.
+    """
+
+    run: str
+    metric: str
+    step: int
+    samples: int
+    counted: int
+    mean: float | None
+    bins: list[Bin]
 
 
 class SampleSpread(Struct, frozen=True):
@@ -50,15 +74,52 @@ def bins(values: Iterable[float]) -> list[Bin]:
 
     values: finite numbers. Ranges of whole numbers begin at whole numbers.
     """
-    counts = Counter(values)
+    (counted,) = _shared_bins([values])
+    return counted
+
+
+def spreads(runs: Mapping[str, Sequence[Sample]], amount: str) -> list[AmountSpread]:
+    """Count an amount of samples of several runs, in the same bins.
+
+    runs: the samples of a step of each run; none is without.
+    amount: one of AMOUNTS, or `reward/NAME` for a component of the reward.
+    """
+    component = amount.removeprefix("reward/")
+
+    def value_of(sample: Sample) -> float | None:
+        return AMOUNTS[amount](sample) if amount in AMOUNTS else sample.rewards.get(component)
+
+    values = [
+        [float(value) for value in map(value_of, samples) if value is not None and math.isfinite(value)]
+        for samples in runs.values()
+    ]
+    counted = zip(runs.items(), values, _shared_bins(values), strict=True)
+    return [
+        AmountSpread(run, amount, samples[0].step, len(samples), len(own), fmean(own) if own else None, parts)
+        for (run, samples), own, parts in counted
+    ]
+
+
+def _shared_bins(groups: Iterable[Iterable[float]]) -> list[list[Bin]]:
+    """Count the values of several groups in the bins of all of them, see `bins`."""
+    counted = [Counter(values) for values in groups]
+    counts = sum(counted, Counter[float]())
     if len(counts) <= _BINS:
-        return [Bin(value, value, counts[value]) for value in sorted(counts)]
+        return [[Bin(value, value, group[value]) for value in sorted(counts)] for group in counted]
     low = min(counts)
-    width = (max(counts) - low) / _BINS
+    high = max(counts)
+    width = (high - low) / _BINS
     if all(value == int(value) for value in counts):
         width = math.floor(width) + 1
-    places = Counter[int]()
-    for value, count in counts.items():
-        places[min(int((value - low) / width), _BINS - 1)] += count
-    last = max(places)
-    return [Bin(low + place * width, low + (place + 1) * width, places[place]) for place in range(last + 1)]
+
+    def place(value: float) -> int:
+        return min(int((value - low) / width), _BINS - 1)
+
+    divided = []
+    for group in counted:
+        places = Counter[int]()
+        for value, count in group.items():
+            places[place(value)] += count
+        edges = [low + number * width for number in range(place(high) + 2)]
+        divided.append([Bin(*ends, places[number]) for number, ends in enumerate(pairwise(edges))])
+    return divided

@@ -22,7 +22,7 @@ from lorad.daemon.loop import Loop
 from lorad.daemon.open_store import record
 from lorad.daemon.pool import Pools
 from lorad.daemon.process.processes import Processes
-from lorad.daemon.process.sharing import OneUser, Users
+from lorad.daemon.process.sharing import Users
 from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
 from lorad.daemon.state import (
@@ -78,7 +78,7 @@ class Context:
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
     bill: BillState = field(default_factory=BillState)
-    users: Users = field(default_factory=OneUser)
+    users: Users = field(default_factory=Users)
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:

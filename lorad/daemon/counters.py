@@ -17,7 +17,7 @@ _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
-class Histogram:
+class _Histogram:
     """Seconds, by upper bound; the last count is of all that were longer."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
@@ -37,8 +37,8 @@ class Meter:
     """
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    requests: Histogram = field(default_factory=Histogram)
-    swaps: Histogram = field(default_factory=Histogram)
+    requests: _Histogram = field(default_factory=_Histogram)
+    swaps: _Histogram = field(default_factory=_Histogram)
     failed_swaps: int = 0
     followers: int = 0
     totals: StepTotals = field(default_factory=StepTotals)

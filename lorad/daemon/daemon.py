@@ -24,7 +24,7 @@ from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store
 from lorad.daemon.process.commands import refuse_shared
 from lorad.daemon.process.shared_home import prepare_shared
-from lorad.daemon.process.sharing import OneUser, SharedBox
+from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.reconcile import reconcile
 from lorad.http.serve import SocketFile, serve
 from lorad.protocol.structs import learn_structs
@@ -58,7 +58,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
         ctx.journal.tell_start(store.schema)
         if trouble := tokens_trouble(settings.gateway):
             log.error("%s", trouble)
-        ctx.users = SharedBox() if system else OneUser()
+        ctx.users = SharedBox() if system else Users()
         ctx.storage.log_trouble = log_trouble
         try:
             asyncio.run(_serve(ctx))

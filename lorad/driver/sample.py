@@ -73,9 +73,16 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     places = planned.places
     looked = planned.looked
     if refill is None:
-        seconds = time.perf_counter() - started
         return Rollout(
-            planned, groups, places, looked, count, generated.tokens, seconds, generated.waited, scoring
+            plan=planned,
+            groups=groups,
+            places=places,
+            consumed=looked,
+            sampled=count,
+            tokens=generated.tokens,
+            seconds=time.perf_counter() - started,
+            waited=generated.waited,
+            scoring=scoring,
         )
     scores = _by_group(scoring.scores(), size)
     while True:

@@ -125,7 +125,8 @@ class Problems:
 class Judges:
     """The rewards and environments of a run, or those of a source of rows that has its own.
 
-    spec: as it holds for them. hosts: see `Session`.
+    spec: as it holds for them.
+    hosts: see `Session`.
     """
 
     spec: Spec

@@ -106,7 +106,27 @@ def step(session: Session, objective: Objective) -> None:
         HEART.work("evaluate")
         with HEART.tells("evaluating"):
             measured |= objective.held_out(session)
-    _record(session, now, done, rate, measured, started)
+    HEART.work("record")
+    count_skips(session, int(not done.is_finite), has_stepped=done.step is not None)
+    session.state.idle_steps += done.step is None
+    path, digest = write_samples(session, now.step + 1, _samples(session, now))
+    session.seconds["total"] = time.perf_counter() - started
+    fact = StepFact(
+        version=now.version,
+        prompts=[e.id for e in now.examples],
+        position=now.position,
+        samples=path,
+        samples_sha256=digest,
+        metrics=_metrics(session, now.examples, done, rate) | measured,
+    )
+    finish(session, fact, int(not done.is_finite), 1)
+    shown = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
+    print(
+        f"step {session.state.step}/{session.params.steps}  {'  '.join(shown)}  lr {rate:.3g}  "
+        f"version {session.state.version}  {fact.metrics['tokens_per_second']:.0f} tok/s  "
+        f"{session.seconds['total']:.2f} s",
+        flush=True,
+    )
     if is_evaluated:
         evaluate(session, *(measured.get(f"held_out_{name}") for name in _OF_AN_EVAL))
 
@@ -151,32 +171,6 @@ def batch_of(examples: Sequence[Example]) -> Batch:
 def trained_of(examples: Sequence[Example]) -> np.ndarray:
     """Return float32 [T]: 1 for the tokens of `batch_of` that are trained, 0 for the others."""
     return np.concatenate([t.trained for e in examples for t in e.targets]).astype(np.float32)
-
-
-def _record(
-    session: Session, now: Plan, done: Update, rate: float, measured: Metrics, started: float
-) -> None:
-    HEART.work("record")
-    count_skips(session, int(not done.is_finite), has_stepped=done.step is not None)
-    session.state.idle_steps += done.step is None
-    path, digest = write_samples(session, now.step + 1, _samples(session, now))
-    session.seconds["total"] = time.perf_counter() - started
-    fact = StepFact(
-        version=now.version,
-        prompts=[e.id for e in now.examples],
-        position=now.position,
-        samples=path,
-        samples_sha256=digest,
-        metrics=_metrics(session, now.examples, done, rate) | measured,
-    )
-    finish(session, fact, int(not done.is_finite), 1)
-    shown = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
-    print(
-        f"step {session.state.step}/{session.params.steps}  {'  '.join(shown)}  lr {rate:.3g}  "
-        f"version {session.state.version}  {fact.metrics['tokens_per_second']:.0f} tok/s  "
-        f"{session.seconds['total']:.2f} s",
-        flush=True,
-    )
 
 
 def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: float) -> Metrics:

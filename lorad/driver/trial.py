@@ -45,28 +45,25 @@ def main() -> int:
 
         learn_structs()
         try:
-            _try_out(Path(sys.argv[1]), int(sys.argv[2]), say)
+            n = int(sys.argv[2])
+            params = read_params(Path(sys.argv[1]))
+            run_dir = RunDir(Path(params.run_dir))
+            with contextlib.ExitStack() as stack:
+                journal = stack.enter_context(JournalWriter(run_dir.journal, params.run, params.attempt))
+                session = open_session(params, run_dir, journal, StopFlag(), stack)
+                assert session is not None  # nothing stops it
+                begin(session)
+                what = "prompts are sampled" if session.hosts is None else "episodes are played"
+                start = session.spec.lora.adapter_path or session.spec.model.path
+                say(TrialEvent("phase", f"{n} {what} with {start}"))
+                seconds = _sampled(session, n, say)
+                session.pool.call("close", Nothing())
+                say(TrialEvent("end", seconds=seconds))
         except Exception as error:
             if not isinstance(error, LoradError):
                 traceback.print_exception(error)
             say(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
     return 0
-
-
-def _try_out(directory: Path, n: int, say: _Say) -> None:
-    params = read_params(directory)
-    run_dir = RunDir(Path(params.run_dir))
-    with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(JournalWriter(run_dir.journal, params.run, params.attempt))
-        session = open_session(params, run_dir, journal, StopFlag(), stack)
-        assert session is not None  # nothing stops it
-        begin(session)
-        what = "prompts are sampled" if session.hosts is None else "episodes are played"
-        start = session.spec.lora.adapter_path or session.spec.model.path
-        say(TrialEvent("phase", f"{n} {what} with {start}"))
-        seconds = _sampled(session, n, say)
-        session.pool.call("close", Nothing())
-        say(TrialEvent("end", seconds=seconds))
 
 
 def _sampled(session: Session, n: int, say: _Say) -> float:

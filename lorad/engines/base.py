@@ -147,8 +147,10 @@ class Engine(ABC):
         """Return log-probabilities of the tokens of each text from its start on, and of the `most` most
         likely in their places, under `version` (or BASE).
 
-        texts: int32 [t]; starts: at least 1. Raises NotFound, ValueError for tokens that the model does not
-        have, SpecError without the capability.
+        texts: int32 [t].
+        starts: at least 1.
+
+        Raises NotFound, ValueError for tokens that the model does not have, SpecError without the capability.
         """
         raise SpecError(
             "this engine gives no log-probabilities of texts", hint="Leave echo and logprobs out."

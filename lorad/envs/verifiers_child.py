@@ -195,6 +195,7 @@ class _Taskset:
 
     def __init__(self, setup: Any) -> None:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
+        v1 = importlib.import_module("verifiers.v1")
         try:
             config = loaders.resolve_env_config(_block(setup, loaders))
         except ValueError as error:
@@ -206,7 +207,7 @@ class _Taskset:
         _refuse(setup.file, (len(trained) != 1, seats, _CLIENTS))
         self._is_lowered = False
         for seat, agent in agents.items():
-            harness = agent.harness or loaders.default_agent_harness(config.taskset.id)
+            harness = agent.harness or v1.default_agent_harness(config.taskset.id)
             _refuse_unsafe(seat, agent.runtime.type, harness.id, loaders.harness_class(harness.id))
             if agent.max_turns is None or agent.max_turns > setup.turns:
                 agent.max_turns = setup.turns
@@ -220,10 +221,11 @@ class _Taskset:
         is_here = agents[self._seat].runtime.type == "subprocess"
         is_boxed = any(type(task).NEEDS_CONTAINER for task in first)
         is_silent = any(task.data.prompt is None for task in first)
+        is_single = any(kind.__name__ == "SingleAgentEnv" for kind in type(self._env).__mro__)
         _refuse(
             setup.file,
             (is_here and is_boxed, "needs a container", _CONTAINER.format(self._seat)),
-            (is_silent, "has tasks without a prompt: somebody else opens the conversation", _ANOTHER),
+            (is_silent and is_single, "has tasks without a prompt, and nobody else who begins", _ANOTHER),
         )
         of_tasks = [type(task).toolsets(task.config) for task in first]
         self.has_tools = any([taskset.toolsets(taskset.config), *of_tasks])
@@ -308,7 +310,12 @@ def _row(index: int, is_held_out: bool, prompt: Any, answer: Any) -> dict[str, A
 
 
 def _prompt(task: Any) -> Any:
-    """Return the prompt of a task with its system prompt, as text or messages."""
+    """Return the prompt of a task with its system prompt, as text or messages.
+
+    It is the task itself, as JSON, where its environment opens the conversation.
+    """
+    if task.data.prompt is None:
+        return task.data.model_dump_json(exclude_none=True)
     prompt = _plain(task.data.prompt)
     if task.data.system_prompt is None:
         return prompt

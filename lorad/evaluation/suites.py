@@ -34,7 +34,9 @@ class _Asked(NamedTuple):
 class _Kind(NamedTuple):
     """One suite.
 
-    package: its distribution. environment: the variables with address and key. read: what it wrote.
+    package: its distribution.
+    environment: the variables with address and key.
+    read: what it wrote.
     """
 
     package: str

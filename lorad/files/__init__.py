@@ -2,6 +2,9 @@
 
 Reading never blocks on a pipe or device and never takes more than it should. Writing puts a file in place
 whole. What cannot be read or written raises OSError, whose `strerror` says what it is instead.
+
+All append-only logs are `files/log.py`; its policies are arguments, so that a hazard has one answer.
+`tests/test_files.py` holds the files, `tests/test_append_logs.py` breaks every log in the same ways.
 """
 
 import contextlib

@@ -15,12 +15,12 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     from lorad.box.paths import AttemptDir
-    from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.errors import SpecError
     from lorad.loggers.choose import LoggerChoice, choices
     from lorad.loggers.sink import Sink
     from lorad.loggers.table import FollowedRun, LoggersTable, State
     from lorad.protocol.heartbeat import HEART
+    from lorad.protocol.tables import STATE, TABLE, read_table, write
 
 log = logging.getLogger("lorad.loggers")
 

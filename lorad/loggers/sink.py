@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import Struct
 
 from lorad.box.paths import RunDir
-from lorad.box.tables import LONGEST
 from lorad.errors import LoradError
 from lorad.loggers.choose import LoggerChoice, make
 from lorad.loggers.cursor import CursorFile
@@ -24,6 +23,7 @@ from lorad.loggers.logger import LoggedRun
 from lorad.loggers.table import Fault, FollowedRun
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import read
+from lorad.protocol.tables import LONGEST
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What daemon and logger process say to each other: whose journals to follow, what is done, and what fails.
 
-See `lorad/box/tables.py`.
+See `lorad/protocol/tables.py`.
 """
 
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from lorad.box import tables
-from lorad.box.tables import LONGEST
+from lorad.protocol import tables
+from lorad.protocol.tables import LONGEST
 
 
 class FollowedRun(Struct, frozen=True):

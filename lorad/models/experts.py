@@ -175,20 +175,24 @@ def route_shape(base: Base) -> RouteShape | None:
 
 
 class Recording:
-    """Notes the routes of one forward pass, and changes none."""
+    """Notes the routes of one forward pass, and changes none.
+
+    Attributes:
+        layers: The experts of its tokens, for each layer that has any, [tokens, per token].
+    """
 
     def __init__(self, shape: RouteShape) -> None:
-        self._shape = shape
-        self._layers: list[Tensor] = []
+        self.shape = shape
+        self.layers: list[Tensor] = []
 
     def __call__(self, layer: int, rows: Tensor | None, own: Tensor) -> Tensor:
-        assert rows is None and layer == len(self._layers)
-        self._layers.append(own)
+        assert rows is None and layer == len(self.layers)
+        self.layers.append(own)
         return own
 
     def routes(self) -> np.ndarray:
         """Return the routes of the pass's flat tokens."""
-        return torch.stack(self._layers, 1).cpu().numpy().astype(self._shape.dtype)
+        return torch.stack(self.layers, 1).cpu().numpy().astype(self.shape.dtype)
 
 
 class Replay:

@@ -132,7 +132,29 @@ def read_facts(directory: Path) -> ModelFacts:
     config = known_config(directory)
     if config is None:
         return _of_headers(data, directory)
-    return _of_family(config, str(data.get("model_type") or ""))
+    model_type = str(data.get("model_type") or "")
+    shapes = linear_shapes(config)
+    mixture = config.experts
+    delta = config.delta
+    return ModelFacts(
+        vocab=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        dtype=config.dtype,
+        parameters=config.num_parameters,
+        active=config.num_active_parameters,
+        linears={name: shape for name, shape in shapes.items() if not _EXPERT.search(name)},
+        experts={name: shape for name, shape in shapes.items() if _EXPERT.search(name)},
+        cached=2 * len(config.attentions) * config.num_key_value_heads * config.head_dim,
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        expert_count=0 if mixture is None else mixture.count,
+        experts_per_token=0 if mixture is None else mixture.per_token,
+        model_type=model_type,
+        hidden_size=config.hidden_size,
+        routes=RouteShape(config.num_hidden_layers, mixture.count, mixture.per_token) if mixture else None,
+        states=delta.state_bytes(4) if delta else 0,
+        recurred=delta.mixed + delta.values if delta else 0,
+    )
 
 
 def known_config(directory: Path) -> ModelConfig | None:
@@ -254,31 +276,6 @@ def refuse_unfilled(linears: Mapping[str, tuple[int, int]]) -> None:
                 key="model.quantize",
                 hint="Use fp8, or leave it out.",
             )
-
-
-def _of_family(config: ModelConfig, model_type: str) -> ModelFacts:
-    shapes = linear_shapes(config)
-    mixture = config.experts
-    delta = config.delta
-    return ModelFacts(
-        vocab=config.vocab_size,
-        max_positions=config.max_position_embeddings,
-        dtype=config.dtype,
-        parameters=config.num_parameters,
-        active=config.num_active_parameters,
-        linears={name: shape for name, shape in shapes.items() if not _EXPERT.search(name)},
-        experts={name: shape for name, shape in shapes.items() if _EXPERT.search(name)},
-        cached=2 * len(config.attentions) * config.num_key_value_heads * config.head_dim,
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
-        expert_count=0 if mixture is None else mixture.count,
-        experts_per_token=0 if mixture is None else mixture.per_token,
-        model_type=model_type,
-        hidden_size=config.hidden_size,
-        routes=RouteShape(config.num_hidden_layers, mixture.count, mixture.per_token) if mixture else None,
-        states=delta.state_bytes(4) if delta else 0,
-        recurred=delta.mixed + delta.values if delta else 0,
-    )
 
 
 def _of_headers(data: Mapping[str, Any], directory: Path) -> ModelFacts:

@@ -3,6 +3,7 @@ with its own length; the rest is masked.
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -13,10 +14,11 @@ from lorad.models.delta.net import Net, State
 from lorad.models.delta.states import States
 
 _Seen = tuple[torch.Tensor, torch.Tensor]
-"""What rows see, in the shape of their queries, and the logsumexp of the scores, float32 [..., 1]."""
+"""What queries see, in their shape, and the logsumexp of the scores, float32 [..., 1]."""
 
 
 _EVEN = 16
+_WHOLE = 8  # the fused kernel takes heads of a multiple of so many numbers
 _FEW = 64
 _LONG = 512
 """A GPU's fused kernel waits where rows times kv heads are at most so many and keys at least so many: 8 rows
@@ -32,6 +34,19 @@ def bytes_per_token(base: Base) -> int:
 def even(length: int) -> int:
     """Round a length up, so that kernels of a GPU take rows of so many scores without copying them first."""
     return -(-length // _EVEN) * _EVEN
+
+
+class Before(NamedTuple):
+    """What rows see before the cache.
+
+    Attributes:
+        seen: Returns it, for a layer, q [rows, kv heads, heads of each, head_dim] and what the layer has
+            beside, without sinks.
+        is_alone: Which rows see nothing there, whatever `seen` says, bool [rows, 1, 1, 1].
+    """
+
+    seen: Callable[[int, torch.Tensor, Beside | None], _Seen]
+    is_alone: torch.Tensor
 
 
 class KVCache:
@@ -168,17 +183,16 @@ class DecodeAttention:
     Args:
         positions: Where the new token of each row goes, int64 [rows].
         span: The largest position + 1 or more; an int, so that no device is asked for it.
-        seen: Returns what rows see before the cache, for a layer, q [rows, kv heads, heads of each, head_dim]
-            and what the layer has beside, without sinks; a logsumexp of -inf means nothing.
+        before: What rows see beside it.
     """
 
     def __init__(
-        self, cache: KVCache, positions: torch.Tensor, span: int, seen: Callable[..., _Seen] | None = None
+        self, cache: KVCache, positions: torch.Tensor, span: int, before: Before | None = None
     ) -> None:
         self.cache = cache
         self.span = span
         self.rows = len(positions)
-        self.seen = seen
+        self.before = before
         self.positions = positions[:, None]
         heads = cache.shape[2]
         device = positions.device
@@ -204,14 +218,17 @@ class DecodeAttention:
         if beside is not None and beside.window:  # a row sees itself in any case
             is_far = ~beside.near(self.positions, torch.arange(self.span, device=q.device))
             bias = bias.masked_fill(is_far[:, None, None], float("-inf"))
-        if self.seen is None:
+        if self.before is None:
             return attend(folded, keys, values, bias, sinks).reshape(q.shape)
-        out, own = attend_in_part(folded, keys, values, bias)
-        before, total = self.seen(layer, folded, beside)  # total is -inf where there is nothing before
-        both = torch.lerp(out.float(), before.float(), torch.sigmoid(total - own)).to(out.dtype)
+        out, own = attend_in_part(folded, keys, values, bias, is_plain=beside is None)
+        earlier, total = self.before.seen(layer, folded, beside)
+        is_alone = self.before.is_alone  # and has nothing of the prompt of others, which may be spoilt
+        both = torch.lerp(out.float(), earlier.float(), torch.sigmoid(total - own))
+        both = torch.where(is_alone, out, both.to(out.dtype))
         if sinks is not None:  # they come in last
-            both = (both * torch.sigmoid(torch.logaddexp(own, total) - sinks.float())).to(q.dtype)
-        return both.reshape(q.shape)
+            every = torch.where(is_alone, own, torch.logaddexp(own, total))
+            both = both * torch.sigmoid(every - sinks.float())
+        return both.to(q.dtype).reshape(q.shape)
 
     def recur(self, layer: int, net: Net, x: torch.Tensor) -> torch.Tensor:
         return net.step(x, State(*(part[: self.rows] for part in self.cache.states.layers[layer])))
@@ -233,20 +250,35 @@ def attend(
         bias: What is added to the scores.
         sinks: The sinks of `Beside`, [kv heads, queries, 1].
     """
-    count, heads, span, _ = keys.shape
-    if sinks is None and q.device.type == "cuda" and (count * heads > _FEW or span < _LONG):
+    if sinks is None and _is_fused(keys):
         mask = bias.expand(-1, -1, q.shape[2], -1)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
     return _by_products(softmax(_scores(q, keys, bias), sinks), values).view(q.shape)
 
 
-def attend_in_part(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> _Seen:
-    """Return what `attend` does for a part of what queries see, and the logsumexp of its scores."""
+def attend_in_part(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, *, is_plain: bool = True
+) -> _Seen:
+    """Return what `attend` does for a part of what queries see, and the logsumexp of its scores, which the
+    fused kernel has too. is_plain: each query sees something, without a window.
+    """
+    _, heads, span, dim = keys.shape
+    queries = q.shape[2]
+    if is_plain and _is_fused(keys) and span % _EVEN == 0 and dim % _WHOLE == 0:
+        mask = bias.expand(-1, heads, queries, -1)
+        out, total, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, keys, values, mask, True)
+        return out, total[..., :queries, None]  # the kernel fills it up
     scores = _scores(q, keys, bias).float()
     shares = softmax(scores)
     # a share is exp(score - total)
     total = scores.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()
     return _by_products(shares, values).view(q.shape), total
+
+
+def _is_fused(keys: torch.Tensor) -> bool:
+    """Return whether the fused kernel attends to keys [n, kv heads, span, head_dim]."""
+    count, heads, span, _ = keys.shape
+    return keys.device.type == "cuda" and (count * heads > _FEW or span < _LONG)
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -255,7 +287,7 @@ def _scores(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Te
     flat = q.reshape(-1, queries, dim), keys.flatten(0, 1).transpose(1, 2)
     is_narrow = q.device.type == "cuda" and q.dtype != torch.float32
     scores = torch.bmm(*flat, out_dtype=torch.float32) if is_narrow else torch.bmm(*flat)
-    return scores.view(count, heads, queries, -1).mul_(dim**-0.5).add_(bias)
+    return torch.add(bias, scores.view(count, heads, queries, -1), alpha=dim**-0.5)
 
 
 def _by_products(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -140,7 +140,18 @@ class Agent:
                 f"this agent is of {self.life}, not of {hello.life}", hint="Ask for a node again."
             )
         if hello.kind == "control":
-            await self._led(pair)
+            if self._is_led:
+                raise Conflict(
+                    f"{self.life} leads this agent already",
+                    hint="An agent has one pool; ask for a node again.",
+                )
+            self._is_led = True
+            try:
+                await write(pair[1], Done())
+                self._renewed.set()
+                await self.control.serve(pair, self._renewed)
+            finally:
+                self.end("the pool has closed its connection")
             return
         path = inside(self.places.directory, hello.name)
         if hello.kind == "tunnel":
@@ -174,19 +185,6 @@ class Agent:
         finally:
             relay.abort()
         await write(pair[1], Done(value=str(path), failed=failed))
-
-    async def _led(self, pair: Pair) -> None:
-        if self._is_led:
-            raise Conflict(
-                f"{self.life} leads this agent already", hint="An agent has one pool; ask for a node again."
-            )
-        self._is_led = True
-        try:
-            await write(pair[1], Done())
-            self._renewed.set()
-            await self.control.serve(pair, self._renewed)
-        finally:
-            self.end("the pool has closed its connection")
 
     async def _listen(self, path: Path, pair: Pair) -> None:
         """Join the first caller to the pool; the others are sent away."""

@@ -15,10 +15,10 @@ from lorad.startup import quick_imports
 
 with quick_imports():
     from lorad.box.paths import AttemptDir
-    from lorad.box.tables import STATE, TABLE, read_table, write
     from lorad.notify.courier import Courier
     from lorad.notify.table import NotifyTable, State, read_state
     from lorad.protocol.heartbeat import HEART
+    from lorad.protocol.tables import STATE, TABLE, read_table, write
 
 log = logging.getLogger("lorad.notify")
 

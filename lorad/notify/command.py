@@ -8,8 +8,7 @@ import msgspec
 
 from lorad.children import guard
 from lorad.children.ask import under_guard
-from lorad.notify.table import Message
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Message, Undelivered
 
 _NOT_PASSED = (  # lorad set them for itself
     "PYTHONPATH",

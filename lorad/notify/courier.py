@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterable
 
 from lorad.notify.deliver import deliver
-from lorad.notify.table import Delivery, Failed, State
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Delivery, Failed, State, Undelivered
 
 log = logging.getLogger(__name__)
 

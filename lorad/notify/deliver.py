@@ -11,8 +11,7 @@ from pathlib import Path
 from lorad.box.private import read_key
 from lorad.errors import SpecError
 from lorad.files import expanded, whole
-from lorad.notify.table import Delivery
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Delivery, Undelivered
 from lorad.spec.notify import Notify, is_address
 
 _MOST = 16  # receivers of a run

@@ -6,8 +6,7 @@ from typing import Any
 
 from lorad.box.private import read_key
 from lorad.errors import SpecError
-from lorad.notify.table import Message
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Message, Undelivered
 from lorad.spec.notify import Notify
 
 _KINDS = {"failure": "failure", "alarm": "warning"}  # others are information

@@ -1,15 +1,27 @@
 """What daemon and notifying process say to each other: what to deliver, what is done, and what fails.
 
-See `lorad/box/tables.py`.
+See `lorad/protocol/tables.py`.
 """
 
 from pathlib import Path
 
 from msgspec import Struct
 
-from lorad.box import tables
-from lorad.box.tables import LONGEST
+from lorad.protocol import tables
+from lorad.protocol.tables import LONGEST
 from lorad.spec.notify import Notify
+
+
+class Undelivered(Exception):
+    """A receiver did not take a notification; the message is a sentence without a secret.
+
+    Args:
+        wait: Seconds in which the receiver wants no other try.
+    """
+
+    def __init__(self, says: str, wait: float = 0.0) -> None:
+        super().__init__(says)
+        self.wait = wait
 
 
 class AlarmSaid(Struct, frozen=True):

@@ -9,8 +9,7 @@ import msgspec
 from lorad import __version__
 from lorad.box.private import read_key
 from lorad.errors import SpecError
-from lorad.notify.table import Message
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Message, Undelivered
 from lorad.spec.notify import Notify, is_address
 
 _DISCORD = 1900  # characters that it takes at most

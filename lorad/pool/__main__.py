@@ -15,8 +15,11 @@ from lorad.errors import LoradError
 from lorad.pool import config as configuration
 from lorad.pool.config import log_directory
 from lorad.protocol.heartbeat import HEART
+from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.structs import learn_structs
 from lorad.startup import quick_imports
+
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def main() -> int:
@@ -31,11 +34,7 @@ def main() -> int:
         HEART.tell("starting its pool")
         config = configuration.read(root)
         with quick_imports():
-            # before torch is imported: its threads, and the path of the user's classes
-            for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-                os.environ[variable] = str(config.threads)
-            if config.pythonpath:
-                sys.path[:0] = config.pythonpath.split(os.pathsep)
+            _prepare(config)
             import torch
 
             torch.set_num_threads(config.threads)
@@ -51,6 +50,21 @@ def main() -> int:
         print(f"the pool could not start: {error}.{hint}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _prepare(config: PoolSetup) -> None:
+    """Set what counts from the import of torch on: its threads, its allocator, and the path of the user's
+    classes.
+
+    Micro-batches differ in length, and would leave holes between blocks of a GPU's memory. Servers inherit
+    the environment, and have allocators of their own.
+    """
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(config.threads)
+    if config.device != "cpu" and config.server is None and not os.environ.keys() & {*_ALLOCATORS}:
+        os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
+    if config.pythonpath:
+        sys.path[:0] = config.pythonpath.split(os.pathsep)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class _Training:
 
     Attributes:
         checksum: The checksum of the trainer's base.
-        lodger: See `lorad/pool/phases.py`.
+        lodger: The same trainer, where its base leaves the devices while the engine is awake; else None.
     """
 
     trainer: Trainer

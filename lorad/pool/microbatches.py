@@ -73,7 +73,9 @@ def chosen(args: Open, room: Room) -> Open:
         kept = fits if checkpointing and room.is_mixed and fits >= LEAST else 0
     if checkpointing and (is_idle or not kept):
         fits = room.bytes // max(1, room.recomputed)
-    tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, 1 << max(0, fits.bit_length() - 1)))
+    # by powers of two on a CPU, which is as quick with small ones
+    whole = fits // LEAST * LEAST if room.plenty else 1 << max(0, fits.bit_length() - 1)
+    tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, whole))
     return replace(
         args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing, kept_tokens=kept
     )

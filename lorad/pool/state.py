@@ -34,7 +34,7 @@ class Pool:
 
     Args:
         teacher: Holds another model, for log-probabilities.
-        lodger: See `Phases`.
+        lodger: The trainer, where its base leaves the devices while the engine is awake; else None.
         rate: What the trainer's devices can do, see `lorad/pool/work.py`.
         joins: Whether gradients of several runs are made in the same passes.
     """

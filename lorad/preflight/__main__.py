@@ -44,15 +44,15 @@ with quick_imports():
     from lorad.errors import AdapterRefused, SpecError, to_wire
     from lorad.limits.arguments import RANKED
     from lorad.limits.check import refuse
+    from lorad.loggers import choose
     from lorad.models.directory import read_config
     from lorad.models.facts import ModelFacts, check_tensors, check_whole, known_config, read_facts
     from lorad.models.families import FUSED
+    from lorad.notify import deliver
     from lorad.preflight.backends import check_backends, server_check
     from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
-    from lorad.preflight.loggers import check_loggers
     from lorad.preflight.look import look_at
     from lorad.preflight.memory import check_memory
-    from lorad.preflight.notify import check_receivers
     from lorad.preflight.pool_memory import (
         Numbers,
         memory_of_gpus,
@@ -76,6 +76,7 @@ with quick_imports():
         settled_mode,
     )
     from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
+    from lorad.preflight.usual import own_or_usual
     from lorad.protocol.preflight import BaseFacts, ErrorSaid, PreflightLine, SpecFacts, SpecQuestion
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
@@ -121,9 +122,9 @@ def preflight(
     begin("reading the model")
     try:
         usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
-        chosen = check_loggers(spec, usual)
+        chosen = own_or_usual(spec.loggers, usual, choose.refuse_unfit)
         heard = load_config(Home(default_home()).config).notify if notify is None else notify
-        receivers = check_receivers(spec, heard, cwd)
+        receivers = own_or_usual(spec.notify, heard, partial(deliver.refuse_unfit, cwd=cwd))
         box = Config(backends=backends or {}, cluster=cluster)
         if backends is None:
             box = load_config(Home(default_home()).config)
@@ -281,7 +282,13 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     """
     config = known_config(directory)
     if needs_base(spec) and config is None:
-        _refuse_unknown(spec, directory)
+        try:
+            read_config(directory)
+        except SpecError as error:
+            if spec.trainer.backend not in RANKED:
+                raise
+            hint = f"The {spec.trainer.backend} trainer may have it; set rollout.backend to {NAMES}."
+            raise SpecError(error.problem, key="rollout.backend", hint=hint) from error
     check_weights(directory)
     if needs_base(spec) and config is not None:
         check_tensors(directory, config)
@@ -290,17 +297,6 @@ def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
     facts = read_facts(directory)
     check_blocks(spec, facts)
     return facts
-
-
-def _refuse_unknown(spec: Spec, directory: Path) -> None:
-    """Raise SpecError for a model that lorad does not compute itself."""
-    try:
-        read_config(directory)
-    except SpecError as error:
-        if spec.trainer.backend not in RANKED:
-            raise
-        hint = f"The {spec.trainer.backend} trainer may have it; set rollout.backend to {NAMES}."
-        raise SpecError(error.problem, key="rollout.backend", hint=hint) from error
 
 
 def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | None) -> BaseFacts:

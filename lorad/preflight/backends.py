@@ -28,7 +28,23 @@ def check_backends(spec: Spec, config: Config) -> None:
     if spec.rollout.backend in SERVERS:
         _check_server_keys(spec)
     else:
-        _check_other_keys(spec)
+        rollout = spec.rollout
+        backend = spec.rollout.backend
+        default = type(rollout)()
+        for key in _KEYS_OF_SERVERS:
+            if getattr(rollout, key) != getattr(default, key):
+                raise SpecError(
+                    f"the {backend} engine is no server, this would do nothing",
+                    key=f"rollout.{key}",
+                    hint=f"Leave it out, or take the rollout.backend that it is for: {NAMES}.",
+                )
+        if rollout.engine_args and backend in {"builtin", *OWN_BASE}:
+            arguments = ", ".join(rollout.engine_args)
+            raise SpecError(
+                f"the {backend} engine takes none, {arguments} would do nothing",
+                key="rollout.engine_args",
+                hint="Leave them out, or name the rollout.backend that they are for.",
+            )
 
 
 def server_check() -> Callable[..., list[str]]:
@@ -47,27 +63,6 @@ def _check_name(key: str, name: str, builtin: Iterable[str], config: Config, kin
     if name not in names:
         others = f"{', '.join(sorted(names))}; config.yaml can name others, each with the class of its {kind}"
         raise SpecError(f"no backend {name!r}", key=key, hint=f"There is {others}.")
-
-
-def _check_other_keys(spec: Spec) -> None:
-    """Refuse keys that are for servers where the engine is none. Raises SpecError."""
-    rollout = spec.rollout
-    backend = spec.rollout.backend
-    default = type(rollout)()
-    for key in _KEYS_OF_SERVERS:
-        if getattr(rollout, key) != getattr(default, key):
-            raise SpecError(
-                f"the {backend} engine is no server, this would do nothing",
-                key=f"rollout.{key}",
-                hint=f"Leave it out, or take the rollout.backend that it is for: {NAMES}.",
-            )
-    if rollout.engine_args and backend in {"builtin", *OWN_BASE}:
-        arguments = ", ".join(rollout.engine_args)
-        raise SpecError(
-            f"the {backend} engine takes none, {arguments} would do nothing",
-            key="rollout.engine_args",
-            hint="Leave them out, or name the rollout.backend that they are for.",
-        )
 
 
 def _check_server_keys(spec: Spec) -> None:

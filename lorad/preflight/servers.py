@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.backends import registry
-from lorad.backends.engine_install import installed_version, is_older
+from lorad.backends.installed import installed_version, is_older
 from lorad.backends.setup import longest, server_setup
 from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
@@ -19,7 +19,6 @@ from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, 
 from lorad.engines.remote.settings import addresses, settings_of
 from lorad.errors import SpecError
 from lorad.preflight.trainers import ON_NODES
-from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.preflight import BaseFacts
 from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
@@ -57,23 +56,7 @@ def check_server(
         memory_fraction=spec.pool.memory_fraction,
         sleep=spec.pool.mode == "timesliced",
     )
-    _check_flags(dialect, setup)
-    _check_sampling(spec, dialect, settings, stop_token_ids)
-    if setup.urls:
-        for url, address in zip(setup.urls, addresses(setup), strict=True):
-            _check_attached(spec, dialect, url, address)
-        return []
-    if elsewhere and not Path(setup.python).exists():
-        return [f"rollout.backend: {setup.python} {ON_NODES}"]
-    version = installed_version(name, Path(setup.python))
-    older = f"rollout.backend: {name} is {version}; lorad was tried with {SERVERS[name].tried} and newer"
-    return [older] if is_older(version, name) else []
-
-
-def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
-    """Refuse flags that lorad sets, and prefixes of them, which the servers take for the whole, and those by
-    which a server would round its base.
-    """
+    # prefixes of flags, too: the servers take them for the whole
     reserved = {flag.replace("_", "-") for flag in dialect.reserved}
     for argument in setup.engine_args:
         flag = argument.lstrip("-").replace("_", "-")
@@ -94,6 +77,16 @@ def _check_flags(dialect: Dialect, setup: ServerSetup) -> None:
                 key="rollout.engine_args",
                 hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",
             )
+    _check_sampling(spec, dialect, settings, stop_token_ids)
+    if setup.urls:
+        for url, address in zip(setup.urls, addresses(setup), strict=True):
+            _check_attached(spec, dialect, url, address)
+        return []
+    if elsewhere and not Path(setup.python).exists():
+        return [f"rollout.backend: {setup.python} {ON_NODES}"]
+    version = installed_version(name, Path(setup.python))
+    older = f"rollout.backend: {name} is {version}; lorad was tried with {SERVERS[name].tried} and newer"
+    return [older] if is_older(version, name) else []
 
 
 def _check_sampling(

@@ -53,19 +53,14 @@ def check_teacher(spec: Spec, cwd: Path, student: Path, facts: ModelFacts) -> Te
             hint="Use a teacher that knows all ids that the student may sample.",
         )
     if teacher.max_positions < facts.max_positions:
-        _refuse_long(spec, teacher.max_positions)
+        longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
+        if longest > teacher.max_positions:
+            raise SpecError(
+                f"it has {teacher.max_positions} positions, a prompt and its completion take up to {longest}",
+                key=_KEY,
+                hint="Lower data.max_prompt_tokens or rollout.max_new_tokens.",
+            )
     return Teacher(directory, teacher)
-
-
-def _refuse_long(spec: Spec, positions: int) -> None:
-    """Raise SpecError where a prompt and its completion do not fit into so many positions of the teacher."""
-    longest = spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
-    if longest > positions:
-        raise SpecError(
-            f"it has {positions} positions, a prompt and its completion take up to {longest}",
-            key=_KEY,
-            hint="Lower data.max_prompt_tokens or rollout.max_new_tokens.",
-        )
 
 
 def _tokens_sha256(directory: Path) -> str:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.targets import ALL_LINEAR, entries, entry_matches, leaf
+from lorad.backends.installed import installed_versions, interpreter_of, older
 from lorad.backends.setup import is_fused
-from lorad.backends.trainer_install import installed_versions, interpreter_of, older
 from lorad.box.config import Backend, Config
 from lorad.box.machine import cpu_facts
 from lorad.box.paths import python_path

@@ -73,9 +73,9 @@ class Open(Struct, frozen=True):
 
     step: the optimizer steps that the run has done.
 
-    priority: a run with one more gets twice the share of the pool's turns. kept: versions that stay loaded
-    for the run, the current one among them. amplified_every: publishes between two amplified attestations, 0
-    for none but the first.
+    priority: a run with one more gets twice the share of the pool's turns.
+    kept: versions that stay loaded for the run, the current one among them.
+    amplified_every: publishes between two amplified attestations, 0 for none but the first.
 
     tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
     tokens. kept_tokens: what the pool chose; see `SlotSpec`.
@@ -166,7 +166,8 @@ class Rank(Struct, frozen=True):
     """Compute log-probabilities of the tokens of texts, and of the `most` most likely in their places.
 
     version: as in `Generate`.
-    texts: int32 arrays. starts: for each, the first token that is wanted, at least 1.
+    texts: int32 arrays.
+    starts: for each, the first token that is wanted, at least 1.
     """
 
     version: str

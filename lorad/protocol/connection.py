@@ -22,8 +22,9 @@ class Connection:
     """Calls to one pool, from one run and attempt (or from nobody: run "").
 
     Any failure of the socket raises PoolLost; the caller may make a new Connection with the same `seq` and
-    repeat the
-    call: the pool does nothing twice. most: bytes of one answer, of a pool that is not to be trusted.
+    repeat the call: the pool does nothing twice.
+
+    most: bytes of one answer, of a pool that is not to be trusted.
     """
 
     def __init__(

@@ -113,7 +113,8 @@ class AttemptFact(Struct, frozen=True):
 class Placed(Struct, frozen=True):
     """A record of kind `placed`: the machines of a cluster that have the ranks of the attempt.
 
-    nodes: sorted by name. ranks: how many, as many on each node.
+    nodes: sorted by name.
+    ranks: how many, as many on each node.
     """
 
     nodes: tuple[PlacedNode, ...]

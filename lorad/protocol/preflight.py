@@ -96,8 +96,10 @@ class DataLook(Struct, frozen=True, kw_only=True):
     prompts: their lengths, before any is cut; rows that are left out for another reason are not among them.
     completions: lengths of what is trained on; None where completions are sampled.
     cut: prompts, or samples of sft and dpo, that are shortened (data.too_long: truncate).
-    prompt: the first of training, with the chat template applied; prompt_tokens: its length.
-    answer: what its row has for an answer, as text; answer_type: what it is there, "" for text.
+    prompt: the first of training, with the chat template applied.
+    prompt_tokens: its length.
+    answer: what its row has for an answer, as text.
+    answer_type: what it is there, "" for text.
     said: the completions of that row, where those are trained on.
     """
 

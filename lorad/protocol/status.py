@@ -155,7 +155,8 @@ _Amount = Annotated[float, Meta(ge=0, lt=1e15)]
 class Use(Struct):
     """What one payer (see `lorad/models/turns.py`) has used of a pool within an hour, so far.
 
-    entry: its number in the life of the pool. hour: Unix time of its beginning.
+    entry: its number in the life of the pool.
+    hour: Unix time of its beginning.
     run: "" for nobody: the pool is warm and nobody has a slot, it starts, or works for itself.
     attempt: 0 for what others were served of a version of the run.
     step: the run's newest checkpoint, or where the attempt began; what comes later is lost with the attempt
@@ -163,9 +164,11 @@ class Use(Struct):
     held: device-seconds in which it was busy, and its equal part, among all who have a slot, of those in
         which nobody was.
     busy: device-seconds that its work took; where several overlap, an equal part.
-    generated, served: tokens that were sampled for the run, and for others. trained: tokens with a target.
+    generated, served: tokens that were sampled for the run, and for others.
+    trained: tokens with a target.
     prompts, cached: tokens of prompts, and those of them that were not computed again.
-    joules: None where nothing measures them. memory: most bytes of its slot; of nobody, those of the pool.
+    joules: None where nothing measures them.
+    memory: most bytes of its slot; of nobody, those of the pool.
     """
 
     entry: _Entry
@@ -188,7 +191,9 @@ class Use(Struct):
 class Uses(Struct, frozen=True):
     """A line of the file.
 
-    life: a name that no other life of a pool has. devices: how many there are. device: what they are called,
+    life: a name that no other life of a pool has.
+    devices: how many there are.
+    device: what they are called,
         `cpu` where it is none. since, at: Unix time at which the life began, and of the line.
     """
 

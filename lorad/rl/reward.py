@@ -110,7 +110,25 @@ def builtin(name: str, pattern: str | None = None) -> _Reward:
     not compile.
     """
     if name == "regex":
-        return _regex(pattern)
+        if pattern is None:
+            raise SpecError(
+                "missing for regex", key="reward.pattern", hint="Write reward: {name: regex, pattern: '…'}."
+            )
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise SpecError(
+                f"{pattern!r} does not compile: {error}", key="reward.pattern", hint="See Python's re."
+            ) from error
+
+        def regex(sample: RewardInput) -> float:
+            """Give 1 where the pattern is in the completion; a group `answer` must be the row's answer."""
+            match = compiled.search(sample.completion)
+            if match is None or "answer" not in compiled.groupindex:
+                return float(match is not None)
+            return float(match["answer"] is not None and _is_same(match["answer"], sample.answer))
+
+        return regex
     if name not in BUILTIN:
         raise SpecError(
             f"there is no builtin {name!r}",
@@ -169,27 +187,3 @@ def number_in(text: str) -> Fraction | None:
         digits = match["digits"].replace(_GROUPED[form], "").replace(",", ".")
         value = Fraction(digits) * Fraction(10) ** int(match["power"] or 0)
     return -value if match["sign"] == "-" else value
-
-
-def _regex(pattern: str | None) -> _Reward:
-    """Return a reward of 1 where `pattern` is in the completion; a group named `answer` must be the row's
-    answer besides.
-    """
-    if pattern is None:
-        raise SpecError(
-            "missing for regex", key="reward.pattern", hint="Write reward: {name: regex, pattern: '…'}."
-        )
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SpecError(
-            f"{pattern!r} does not compile: {error}", key="reward.pattern", hint="See Python's re."
-        ) from error
-
-    def regex(sample: RewardInput) -> float:
-        match = compiled.search(sample.completion)
-        if match is None or "answer" not in compiled.groupindex:
-            return float(match is not None)
-        return float(match["answer"] is not None and _is_same(match["answer"], sample.answer))
-
-    return regex

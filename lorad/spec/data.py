@@ -145,7 +145,15 @@ class Data(Part, frozen=True):
 
     def __post_init__(self) -> None:
         for key, sources in (("train", self.train), ("eval", self.eval)):
-            _check_sources(key, sources)
+            names = names_of(sources)
+            if sources is not None and not (0 < len(names) <= _MOST_SOURCES and all(names)):
+                raise ValueError(f"{key} names {len(names)} sources, not 1 to {_MOST_SOURCES}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"{key} names a source twice; a weight says how much of it there is")
+            if isinstance(sources, dict) and not all(
+                w > 0 and math.isfinite(w) for w in map(weight_of, sources.values())
+            ):
+                raise ValueError(f"{key}: a weight is a number above 0")
         if (self.args or self.python) and not any(
             source.startswith(GENERATED) for side in (self.train, self.eval) for source in names_of(side)
         ):
@@ -201,16 +209,3 @@ def own_of(sources: Sources | None) -> dict[str, _SourceSpec]:
         for name, share in entries
         if isinstance(share, _SourceSpec) and (share.env is not None or share.reward is not None)
     }
-
-
-def _check_sources(key: str, sources: Sources | None) -> None:
-    """Raises ValueError."""
-    names = names_of(sources)
-    if sources is not None and not (0 < len(names) <= _MOST_SOURCES and all(names)):
-        raise ValueError(f"{key} names {len(names)} sources, not 1 to {_MOST_SOURCES}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{key} names a source twice; a weight says how much of it there is")
-    if isinstance(sources, dict) and not all(
-        w > 0 and math.isfinite(w) for w in map(weight_of, sources.values())
-    ):
-        raise ValueError(f"{key}: a weight is a number above 0")

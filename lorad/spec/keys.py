@@ -37,7 +37,8 @@ class Key(NamedTuple):
 
     name: dotted; NAME stands for any name of a mapping of sections, [N] for a place in a list of them.
     default: as plain data; msgspec.NODEFAULT where it has to be given.
-    values: what it may be, in words. unit: what its number counts; "" where it counts nothing.
+    values: what it may be, in words.
+    unit: what its number counts; "" where it counts nothing.
     """
 
     name: str

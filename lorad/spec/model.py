@@ -237,8 +237,11 @@ class Spec(Part, frozen=True):
 
     @property
     def max_failures(self) -> float:
-        """Return the share of samples that may be without a reward."""
-        rewards = chain(self.rewards, *(own.rewards for own in self.of_sources.values()))
+        """Return the share of samples that may be without a reward. A source with an environment of its own
+        names no reward, and follows the run's.
+        """
+        sources = [own for own in self.of_sources.values() if own.env.name is None]
+        rewards = chain(self.rewards, *(own.rewards for own in sources))
         return min(reward.max_failures for reward in rewards)
 
     @property

@@ -16,6 +16,7 @@ from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
 from lorad.store import events
 from lorad.store.bill import keep_removed
 from lorad.store.db import Row, Rows, Store
+from lorad.store.foreseen import forecasts
 from lorad.store.rows import SUMMARY_COLUMNS, QueuedRow, RunRow, RunSummary, run_row, run_summary
 
 _FIELDS = frozenset(
@@ -401,13 +402,15 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
 
 
 def place(store: Store, name: str, pool: str, *, waiting: str, resumed_from: int | None) -> RunRow:
-    """Begin an attempt of a queued run in a pool. Raises NotFound, Conflict.
+    """Begin an attempt of a queued run in a pool, and note what was foreseen of it as past. Raises NotFound,
+    Conflict.
 
     waiting: what it waits for until it runs.
     resumed_from: the step of the checkpoint that it begins with; None for a first start.
     """
     with store.write():
         begin_attempt(store, name, resumed_from=resumed_from)
+        forecasts.started(store, name, time.time())
         return move(store, name, Move.PLACE, detail=f"pool {pool}", also={"pool": pool, "waiting": waiting})
 
 

@@ -100,7 +100,15 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
         arrays |= _read_as(directory / _VALUE_HEAD, plain, weights)
     moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
     optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
-    _check_config(directory, config)
+    hint = "resume with the settings that the checkpoint was made with, or from another one"
+    try:
+        saved = read_peft(directory).config
+    except AdapterRefused as error:
+        raise IntegrityError(str(error), hint=hint) from error
+    # with another alpha the same tensors are another adapter
+    fields = ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")
+    if difference := _difference(saved, config, fields):
+        raise IntegrityError(f"{directory / CONFIG}: {difference}", hint=hint)
     rng = _arrays(directory / RNG)
     if rng.keys() == {"draws"}:
         _check(directory / RNG, rng, {"draws": ((2,), "int64")})
@@ -147,20 +155,6 @@ def later_seed(seed: int, step: int) -> int:
     step.
     """
     return int.from_bytes(hashlib.sha256(f"{seed} from step {step}".encode()).digest()[:8], "big") >> 1
-
-
-def _check_config(directory: Path, config: AdapterConfig) -> None:
-    """Raise IntegrityError where the settings differ: with another alpha the same tensors are another
-    adapter.
-    """
-    hint = "resume with the settings that the checkpoint was made with, or from another one"
-    try:
-        saved = read_peft(directory).config
-    except AdapterRefused as error:
-        raise IntegrityError(str(error), hint=hint) from error
-    fields = ("dora", "modules", "rank", "rank_of_experts", "alpha", "rslora")
-    if difference := _difference(saved, config, fields):
-        raise IntegrityError(f"{directory / CONFIG}: {difference}", hint=hint)
 
 
 def _read_as(path: Path, names: Mapping[str, str], expected: _Wanted) -> _Arrays:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
 from collections import namedtuple
@@ -18,11 +19,12 @@ import pytest
 from lorad.backends import install as install_module
 from lorad.backends import recipes
 from lorad.backends.install import READY, install, plan
+from lorad.backends.installed import TRIED
 from lorad.backends.recipes import KINDS, install_lines, recipe_of
-from lorad.backends.trainer_install import TRIED
 from lorad.box.config import load
 from lorad.errors import LoradError, NotAllowed, SpecError, StorageError
 from lorad.servers.table import SERVERS
+from tests.kit.passable import PASSABLE, why_not
 from tests.kit.world import REPOSITORY, World, world
 
 VERSION = f"3.{sys.version_info.minor}"
@@ -304,6 +306,36 @@ def test_root_is_told_what_others_cannot_start(
     assert capsys.readouterr().err == ""
     assert plan(recipe_of("vllm", "cpu"), tmp_path / "opt", str(python))
     assert f"other users cannot enter {tmp_path}/root" in capsys.readouterr().err
+
+
+def test_files_of_a_strict_umask_are_opened(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv links files of its cache, with the modes that they have there."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    recipe = recipe_of("vllm", "cpu")
+    place = tmp_path / recipe.name / "bin"
+    install(
+        recipe, tmp_path, {"torch": f"umask 077; mkdir -p {place}; echo >{place}/torch; echo >{place}/python"}
+    )
+    assert place.stat().st_mode & 0o777 == 0o755 and (place / "torch").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.system
+def test_everybody_starts_what_root_installs(shop: Shop) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="lr-") as directory:
+        Path(directory).chmod(0o755)
+        before = os.umask(0o077)
+        try:
+            words = ("install", "vllm", "--cpu", "--prefix", f"{directory}/lorad", "--no-probe", "--json")
+            python = json.loads(shop.lorad(*words))["python"]
+        finally:
+            os.umask(before)
+        somebody = [*PASSABLE, "setpriv", "--reuid=65534", "--clear-groups"]
+        subprocess.run([*somebody, python, "-c", "import torch, vllm_cpu"], cwd=REPOSITORY, check=True)
 
 
 def test_cpu_without_source_tree_names_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS) -> list[str
     ]
 
 
-def nothing_left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS, seconds: float = 15.0) -> float:
+def nothing_left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS, seconds: float = 50.0) -> float:
     """Wait until nothing is left; returns how long that took."""
     began = time.monotonic()
     end = began + seconds

@@ -24,7 +24,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.life import ask_status, refresh
 from lorad.daemon.process.processes import ProcessState
-from lorad.daemon.process.sharing import OneUser, SharedBox
+from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.process.user_threads import UserTurns
 from lorad.daemon.runs.versions import is_loaded
 from lorad.daemon.serving.completer import take
@@ -77,7 +77,7 @@ async def test_claims_of_foreign_pools_do_not_count(ctx: Context) -> None:
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
     pool.status = None  # nor does it keep files by saying nothing
     assert is_free(ctx, runs.get(ctx.store, "a"), 1002)
-    ctx.users = OneUser()
+    ctx.users = Users()
     assert not is_free(ctx, runs.get(ctx.store, "a"), 1002)
 
 
@@ -159,7 +159,7 @@ async def test_hanging_pool_is_asked_and_awaited_once(ctx: Context, monkeypatch:
     pool, asked = pool_of_bob(ctx), list[socket.socket]()
     monkeypatch.setattr("lorad.daemon.pools.life.look_at_process", lambda *_: None)
     monkeypatch.setattr("lorad.daemon.pools.life.ANSWER_SECONDS", LIMIT)
-    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), OneUser()
+    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), Users()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(pool.setup.socket)
         listener.listen(64)
@@ -189,7 +189,7 @@ async def test_pool_view_hides_claimed_runs_of_others(ctx: Context) -> None:
 
 def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
     pool = pool_of_bob(ctx)
-    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), OneUser()
+    pool.setup, ctx.users = msgspec.structs.replace(SETUP, socket=str(ctx.home.root / "s")), Users()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(pool.setup.socket)
         listener.listen()

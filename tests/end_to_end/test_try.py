@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -128,9 +127,10 @@ def test_interrupted_trial_leaves_no_process(made: World) -> None:
     hears += "; from lorad.cli.app import main; main()"
     command = [sys.executable, "-c", hears, "try", "spec.yaml", slow]
     env = os.environ | {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY)}
-    with Path(os.devnull).open("wb") as nowhere:
-        child = subprocess.Popen(command, cwd=made.root, env=env, stdout=nowhere, stderr=nowhere)
+    errors = made.root / "errors"
+    with errors.open("wb") as stderr:
+        child = subprocess.Popen(command, cwd=made.root, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
     made.until(lambda: any("driver.trial" in words for words in processes(made)), "episodes are played")
     child.send_signal(signal.SIGINT)
-    assert child.wait() == 130
+    assert child.wait() == 130, errors.read_text()
     made.until(lambda: nothing_left(made), "nothing is left")

@@ -7,7 +7,7 @@ import pytest
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lorad.engines.builtin.decode import DecodeBatch
-from lorad.engines.builtin.steps import Capture, GraphedSteps, Result
+from lorad.engines.builtin.steps import Capture, Captured, GraphedSteps
 from lorad.models.kv import bytes_per_token
 from lorad.models.merge import Merger
 from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models, same, version, watch
@@ -15,12 +15,12 @@ from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models,
 __all__ = ["models"]
 
 
-def capture(run: Callable[[], Result]) -> Callable[[], Result]:
+def capture(run: Captured) -> Captured:
     """What a CUDA graph does, on a CPU: it runs the step to warm up, then keeps its operations and their
     tensors.
     """
     run()
-    replay: Callable[[], Result] = make_fx(lambda: run(), _allow_non_fake_inputs=True)()
+    replay: Captured = make_fx(lambda: run(), _allow_non_fake_inputs=True)()
     return replay
 
 
@@ -31,7 +31,7 @@ def graphed(models: Merger, captured: list[int] | None = None) -> DecodeBatch:
     def capturing() -> Capture:
         number = next(numbers)
 
-        def numbered(run: Callable[[], Result]) -> Callable[[], Result]:
+        def numbered(run: Captured) -> Captured:
             if captured is not None:
                 captured.append(number)
             return capture(run)

@@ -5,22 +5,28 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lorad.engines.builtin.calls import Call, HeldLora
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
+from lorad.engines.builtin.steps import GraphedSteps
+from lorad.models import experts
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
-from lorad.models.directory import resolve
+from lorad.models.directory import linear_shapes, resolve
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
 from lorad.models.loading import load_base
+from lorad.models.lora import FrozenLora
 from lorad.models.merge import Merger
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.routes import is_unknown
 from tests.conformance.engine_suite import whole
-from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, version
+from tests.engines.test_captured_steps import capture
+from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, same, version
+from tests.kit.fakes.random_adapters import random_adapter
 
 LONG = [4 + n % 60 for n in range(BLOCK + 9)]
 
@@ -50,21 +56,25 @@ def routes_of(base: Base, held: HeldLora, tokens: Sequence[int]) -> np.ndarray:
 
 
 def chunks_of(batch: DecodeBatch, *calls: Call) -> dict[tuple[Call, str, int], Chunk]:
-    for call in calls:
-        batch.join(call)
+    for joining in calls:
+        batch.join(joining)
     reports = []
     while batch.calls:
         reports += batch.run(60)
-    of_call = {call: [chunk for by, chunks, _ in reports if by is call for chunk in chunks] for call in calls}
-    return {(call, *key): chunk for call, chunks in of_call.items() for key, chunk in whole(chunks).items()}
+    of_call = {
+        asking: [chunk for by, chunks, _ in reports if by is asking for chunk in chunks] for asking in calls
+    }
+    return {
+        (asking, *key): chunk for asking, chunks in of_call.items() for key, chunk in whole(chunks).items()
+    }
 
 
 def assert_whole(models: Merger, found: dict[tuple[Call, str, int], Chunk]) -> None:
     assert found
-    for (call, prompt, index), chunk in found.items():
-        start = call.groups[int(prompt)].tokens.tolist()
+    for (asking, prompt, index), chunk in found.items():
+        start = asking.groups[int(prompt)].tokens.tolist()
         assert chunk.routes is not None
-        expected = routes_of(models.base, call.held, [*start, *chunk.tokens.tolist()][:-1])
+        expected = routes_of(models.base, asking.held, [*start, *chunk.tokens.tolist()][:-1])
         expected = expected[len(start) * (index > 0) :]
         assert np.array_equal(chunk.routes[:-1], expected)
         assert is_unknown(chunk.routes).tolist() == [False] * len(expected) + [True]
@@ -107,3 +117,39 @@ def test_routes_travel_with_their_chunks(models: Merger) -> None:
     for chunk, routes in zip(chunks, there, strict=True):
         assert chunk.routes is not None and routes is not None
         assert np.array_equal(chunk.routes, routes)
+
+
+def attending(base: Base) -> HeldLora:
+    """A version whose adapters are on attention alone."""
+    shapes = {name: shape for name, shape in linear_shapes(base.config).items() if "self_attn" in name}
+    adapter = random_adapter(shapes, 3, 4)
+    return HeldLora("run@3", adapter.digest(), FrozenLora(base, adapter.tensors, adapter.config.scale))
+
+
+@pytest.mark.system
+def test_captured_steps_note_experts_of_each_token(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a product of experts that asks no device for sizes, as a GPU has."""
+
+    def product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        rows = torch.arange(len(x))
+        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        mine = (rows >= begins[:, None]) & (rows < ends[:, None])
+        return torch.einsum("er,eoi,ri->ro", mine.to(x.dtype), weights, x)
+
+    monkeypatch.setattr(experts, "grouped", product)
+    batch = DecodeBatch(models, 64, ENOUGH)
+    batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
+    held = attending(models.base)
+    assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7]) for each in (held, NEVER))))
+    assert {shape.routed for shape, _ in batch.stepper.graphs} == {True}
+    captured = len(batch.stepper.graphs)
+    assert same(*(finish(each, call(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
+    assert len(batch.stepper.graphs) > captured  # steps that note nothing are others
+
+
+@pytest.mark.system
+def test_steps_with_adapted_experts_are_not_captured(models: Merger) -> None:
+    batch = DecodeBatch(models, 64, ENOUGH)
+    batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
+    assert_whole(models, chunks_of(batch, asked(version(models.base, 1), [3, 2], [5, 9, 7])))
+    assert not batch.stepper.graphs and not batch.stepper.banks

@@ -6,12 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lorad.engines.builtin import calls
 from lorad.engines.builtin.calls import SHARED, Call, HeldLora, Sample
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prompts import NONE
 from lorad.engines.builtin.steps import GraphedSteps
+from lorad.models import kv
 from lorad.models.kv import bytes_per_token
 from lorad.models.merge import Merger
 from tests.engines.test_captured_steps import capture
@@ -120,6 +122,29 @@ def test_captured_steps_follow_shared_prompts(models: Merger) -> None:
     for _ in range(2):  # the second time from what was captured
         assert same(finish(batch, *mixed(models)), alone(models, lambda: mixed(models)))
     assert len({shape.prompts for shape, _ in batch.stepper.graphs}) > 1
+
+
+@pytest.mark.system
+def test_fused_parts_come_out_as_alone(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a GPU, by its description: it lays out what it gives in its own way, and gives logsumexps
+    of more queries than there are.
+    """
+    expected = alone(models, lambda: mixed(models))
+    queries = []
+
+    def kernel(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, _: bool) -> tuple[Tensor, ...]:
+        queries.append(q.shape[2])
+        scores = (q @ keys.mT) * q.shape[-1] ** -0.5 + bias
+        total = scores.new_full((*q.shape[:2], -(-q.shape[2] // 32) * 32), torch.inf)
+        total[:, :, : q.shape[2]] = scores.logsumexp(-1)
+        return (scores.softmax(-1) @ values).transpose(1, 2).contiguous().transpose(1, 2), total
+
+    monkeypatch.setattr(kv, "_is_fused", lambda keys: True)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", kernel)
+    batch = DecodeBatch(models, 64, ENOUGH)
+    batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
+    assert same(finish(batch, *mixed(models)), expected)
+    assert len(set(queries)) > 1
 
 
 def test_spoilt_prompt_harms_no_other(models: Merger) -> None:

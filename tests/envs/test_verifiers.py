@@ -139,6 +139,11 @@ def test_turns_of_new_environments_are_limited(
     assert (played.error, played.is_limited) == ("", is_limited)
 
 
+def test_new_environments_may_begin_the_chat(play: Callable[..., list[Played]]) -> None:
+    (played,) = play(TASKSET, "right", args={"taskset": {"silent": True, "opens": True}})
+    assert (played.reward, played.error) == (1.0, "")
+
+
 def test_clients_are_closed_after_an_episode(play: Callable[..., list[Played]]) -> None:
     played = play(CLASSIC, *["text"] * 3, args={"kind": "alone", "max_turns": 1}, concurrency=1)
     assert [each.error for each in played] == [""] * 3
@@ -175,6 +180,8 @@ def test_one_prompt_in_16_is_held_out(tmp_path: Path) -> None:
     trained, held_out = split_rows(tmp_path, CLASSIC, count=400)
     assert {row.values["index"] for row in trained + held_out} == {*range(400)}
     assert 10 < len(held_out) < 40
+    places = [row.values["index"] for row in held_out]
+    assert min(places[:6]) < 200 < max(places[:6])  # the rows are in order, and an eval takes the first ones
     assert trained[0].values["prompt"] == [{"role": "user", "content": "S:0="}]
 
 
@@ -189,6 +196,14 @@ def test_what_is_evaluated_is_not_trained(evals: int, held: set[tuple[int, bool]
     trained, held_out = split_rows(tmp_path, CLASSIC, evals=evals)
     assert len(trained) == 37 if held else 30 < len(trained) < 40
     assert held == {(row.values["index"], True) for row in held_out if row.values["is_held_out"]}
+
+
+@pytest.mark.parametrize("kind", ["game of words", "game of chance"])
+def test_rows_of_one_prompt_are_held_out(kind: str, tmp_path: Path) -> None:
+    spec = EnvSpec(name=CLASSIC, args={"kind": kind, "count": 400})
+    trained, held_out = ([*environment_rows(spec, split, tmp_path)] for split in ("train", "test"))
+    assert {row.values["index"] for row in trained + held_out} == {*range(400)}
+    assert 10 < len(held_out) < 40 and len(trained) + len(held_out) == 400
 
 
 def test_one_row_of_few_is_held_out(tmp_path: Path) -> None:
@@ -234,7 +249,7 @@ REFUSED_NEW = [
     (TASKSET, {"agent": {"harness": {"id": "bash"}}}, "executes what the model writes", "docker"),
     (TASKSET, {"agent": {"harness": {"id": "codex"}}}, "and would do so as you", "docker"),
     (TASKSET, {"taskset": {"boxed": True}}, "needs a container", "docker"),
-    (TASKSET, {"taskset": {"silent": True}}, "tasks without a prompt", "another environment"),
+    (TASKSET, {"taskset": {"silent": True}}, "tasks without a prompt, and nobody", "another environment"),
     (TASKSET, {"rows": 3}, "env.args: unknown keys: rows", "block `env`"),
     ("verifiers:two-seats", {}, "2 agents that would be trained", "all but one a client"),
     ("verifiers:classic-toy", {}, "written for verifiers 0.1 to 0.3", "pip install 'verifiers<0.4'"),

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.fake_gpu.device import CUDA, FakeGpu, is_pinned, known_value, on_gpu, remember, where
+from tests.fake_gpu.device import CUDA, Attention, FakeGpu, is_pinned, known_value, on_gpu, remember, where
 
 _FREE = re.compile(
     "empty|empty_like|empty_strided|new_empty|new_empty_strided|detach|alias|view|_unsafe_view|reshape|expand|"
@@ -87,6 +87,9 @@ class Meter(TorchDispatchMode):
             gpu.read(name, inputs[0])
             if name == "repeat_interleave":
                 kwargs["output_size"] = int(gpu.values(inputs[0]).sum())
+        if name == "_scaled_dot_product_efficient_attention":  # asked for by name, for its logsumexp
+            mask = str(args[3].dtype).removeprefix("torch.")
+            gpu.attentions[Attention("efficient", mask, False, where())] += 1
         if name in ("sort", "argsort"):
             gpu.sorted = inputs[0].numel()
         on_host = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"

@@ -113,10 +113,10 @@ def even_experts(gpu: FakeGpu, experts: int = 8) -> Callable[[Tensor], NDArray[A
 PLAIN = HeldLora("base", "base", None)  # the base without an adapter
 
 
-def version(base: Base, name: str, rank: int = 8) -> HeldLora:
-    """Return a version of all linears but the head."""
+def version(base: Base, name: str, rank: int = 8, only: str = "") -> HeldLora:
+    """Return a version of all linears but the head, or of those alone that have a word in their names."""
     tensors: dict[str, NDArray[np.float32]] = {}
-    for linear in _targets(base):
+    for linear in filter(lambda linear: only in linear, _targets(base)):
         out, into = linear_shapes(base.config)[linear]
         tensors[f"{linear}.lora_A.weight"] = np.zeros((rank, into), np.float32)
         tensors[f"{linear}.lora_B.weight"] = np.zeros((out, rank), np.float32)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,26 @@ class Box:
         return int(found[1])
 
     def kill(self, what: str) -> None:
-        """Kill the master, what sshd has started for it there, or the daemon; wait until it is gone."""
+        """Kill the master, what sshd has started for it there, or the daemon; wait until it is gone.
+
+        A process is a zombie before its last thread has closed its sockets.
+        """
         master = psutil.Process(self.master())
         victim = {"master": lambda: master, "sshd's child": self._served, "daemon": self._daemon}[what]()
         victim.send_signal(signal.SIGKILL)
         with contextlib.suppress(psutil.NoSuchProcess):
-            while victim.status() != psutil.STATUS_ZOMBIE:
-                victim.wait(10)
+            while victim.status() != psutil.STATUS_ZOMBIE or victim.num_threads() > 1:
+                time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Stop what sshd has started for the master: the line is there, and carries nothing."""
+        served = self._served()
+        served.suspend()
+        try:
+            yield
+        finally:
+            served.kill()
 
     def _served(self) -> psutil.Process:
         """Return the process of sshd at the other end of the master's connection."""

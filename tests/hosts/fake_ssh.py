@@ -73,8 +73,10 @@ def serve(control: Path) -> None:
     """Be a master until it is asked to exit."""
     listeners: dict[str, socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as inbox:
-        inbox.bind(str(control))
+        hidden = control.with_suffix(".new")
+        inbox.bind(str(hidden))
         inbox.listen()
+        hidden.rename(control)  # as ssh does: a socket that has its name answers
         while True:
             asker, _ = inbox.accept()
             with asker, contextlib.suppress(OSError, ValueError):

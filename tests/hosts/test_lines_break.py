@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from lorad.client.boxes import remote
 from lorad.client.boxes.entry import BoxEntry
 from lorad.client.boxes.remote import LineLost, There
 from lorad.client.client import Client
@@ -30,6 +31,24 @@ def test_a_killed_master_is_replaced(box: Box, client: Client) -> None:
     box.kill("master")
     with pytest.raises(NotFound, match="no run named nobody"):  # it went out once, over a new line
         client.rename("nobody", "other")
+
+
+def test_a_line_that_slept_is_opened_anew(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not box.is_real:
+        pytest.skip("a fake ssh has no process there")
+    client.status()
+    box.kill("master")
+    quick = tuple(word.replace("Interval=15", "Interval=1") for word in remote._MASTER)
+    assert quick != remote._MASTER
+    monkeypatch.setattr(remote, "_MASTER", quick)
+    client.status()
+    before = box.master()
+    with box.asleep():
+        assert client.status().home == str(box.far.home.root)
+    assert box.master() != before
+    with box.asleep(), pytest.raises(LineLost, match="may have been carried out"):
+        client.rename("nobody", "other")
+    assert client.status().home == str(box.far.home.root)
 
 
 def test_a_broken_answer_is_told(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

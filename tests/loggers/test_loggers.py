@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lorad.box.paths import RunDir
-from lorad.box.tables import LONGEST
 from lorad.errors import Conflict, SpecError
 from lorad.loggers import sink
 from lorad.loggers.choose import LoggerChoice, refuse_unfit
@@ -19,6 +18,7 @@ from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun, Logger, Point, Segment
 from lorad.loggers.table import FollowedRun
 from lorad.protocol.journal import JournalWriter
+from lorad.protocol.tables import LONGEST
 from tests.kit.journals import begin, end, step
 
 

@@ -11,8 +11,7 @@ import pytest
 from lorad.errors import SpecError
 from lorad.notify.deliver import deliver, refuse_unfit
 from lorad.notify.outbox import message_of
-from lorad.notify.table import Delivery, Message
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Delivery, Message, Undelivered
 from lorad.spec.notify import Notify
 
 MESSAGE = message_of("failure", 1000.0, {"run": "a", "reason": "failed", "detail": "no $(memory)", "step": 3})

@@ -9,7 +9,7 @@ import pytest
 from lorad.errors import SpecError
 from lorad.notify.deliver import refuse_unfit
 from lorad.notify.services import send
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import Undelivered
 from lorad.spec.notify import Notify
 from tests.notify.test_webhook import MESSAGE, Receiver, secret
 

@@ -1,6 +1,7 @@
 """`lorad notify test`, and who hears of runs whose spec names nobody."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 from lorad.box.config import load
 from lorad.cli.app import app
 from lorad.errors import SpecError
-from lorad.preflight.notify import check_receivers
+from lorad.notify.deliver import refuse_unfit
+from lorad.preflight.usual import own_or_usual
 from lorad.spec.model import convert
 from lorad.spec.notify import Notify
 
@@ -25,10 +27,11 @@ def test_trial_reaches_receivers_of_config(tmp_path: Path, monkeypatch: pytest.M
 
 def test_spec_goes_before_config(tmp_path: Path) -> None:
     usual = [Notify(command=["sh"])]
-    assert check_receivers(convert({}), usual, tmp_path) == usual
-    assert check_receivers(convert({"notify": []}), usual, tmp_path) == []
+    check = partial(refuse_unfit, cwd=tmp_path)
+    assert own_or_usual(None, usual, check) == usual
+    assert own_or_usual([], usual, check) == []
     with pytest.raises(SpecError, match=r"config\.yaml"):
-        check_receivers(convert({}), [Notify(command=["program-that-is-nowhere"])], tmp_path)
+        own_or_usual(None, [Notify(command=["program-that-is-nowhere"])], check)
 
 
 @pytest.mark.parametrize(

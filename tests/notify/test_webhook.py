@@ -10,8 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lorad.notify.outbox import message_of
-from lorad.notify.table import AlarmSaid, Message
-from lorad.notify.undelivered import Undelivered
+from lorad.notify.table import AlarmSaid, Message, Undelivered
 from lorad.notify.webhook import post
 from lorad.spec.notify import Notify
 

@@ -93,6 +93,8 @@ def test_8b_on_h100_trains_many_tokens_at_once(model: Path, monkeypatch: pytest.
     assert room(config).plenty == 4096 and not room(with_(config, device="cpu")).plenty
     left = chosen(OPEN, Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
     assert (left.tokens_per_microbatch, left.kept_tokens) == (16384, 1827)
+    more = chosen(OPEN, Room(54 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
+    assert (more.tokens_per_microbatch, more.activation_checkpointing) == (7168, False)
 
 
 def test_little_memory_still_makes_micro_batches() -> None:

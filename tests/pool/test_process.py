@@ -1,26 +1,31 @@
 """The process `python -m lorad.pool`: its configuration, its socket, its end."""
 
+import os
 import signal
 import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lorad.adapters.peft import read_peft
 from lorad.box.paths import Home
 from lorad.pool import config as configuration
+from lorad.pool.__main__ import _prepare
 from lorad.pool.host import is_needed
 from lorad.protocol.calls import Nothing
 from lorad.protocol.connection import Connection
 from lorad.protocol.listener import listen
+from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import DEADLINE, OPEN, config_of, publish, running_pool, until
 from tests.kit.warm.processes import CLIENT
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = ServerSetup(max_rank=16, targets=(), context_length=64)
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -110,3 +115,33 @@ def test_pool_without_configuration_ends_with_a_message(tmp_path: Path) -> None:
     command = [*CLIENT, "-m", "lorad.pool", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pool.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "expandable"),
+    [
+        ({"device": "cuda:0"}, {}, True),
+        ({"device": "cpu"}, {}, False),
+        (
+            {
+                "device": "cuda:0",
+                "engine": "vllm",
+                "server": ServerSetup(max_rank=16, targets=(), context_length=64),
+            },
+            {},
+            False,
+        ),
+        ({"device": "cuda:0"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, False),
+    ],
+)
+def test_memory_of_a_gpu_has_no_holes(
+    changes: dict[str, Any],
+    own: dict[str, str],
+    *,
+    expandable: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**own})
+    _prepare(config_of(tmp_path, **changes))
+    assert ("expandable_segments:True" in os.environ.values()) is expandable

@@ -13,7 +13,7 @@ import pytest
 
 from lorad.adapters.adapter import AdapterConfig
 from lorad.backends import recipes
-from lorad.backends.engine_install import installed_version, is_older
+from lorad.backends.installed import installed_version, is_older
 from lorad.backends.recipes import install_lines
 from lorad.backends.registry import dialect_class
 from lorad.box.paths import checkout

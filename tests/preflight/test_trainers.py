@@ -15,6 +15,7 @@ from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.adapters.peft import write_peft
 from lorad.adapters.validate import expected_shapes
 from lorad.backends import recipes
+from lorad.backends.installed import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.backends.setup import (
     adapter_config,
     backend_setup,
@@ -24,7 +25,6 @@ from lorad.backends.setup import (
     served_experts,
     targets_of,
 )
-from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, installed_versions, older
 from lorad.box.config import Backend, Config
 from lorad.errors import SpecError
 from lorad.limits.check import refuse

@@ -212,6 +212,30 @@ def test_fsdp_forgets_a_pass_without_memory(amid: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("whole", [False, True])
+def test_fsdp_pins_its_base_once(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = list[torch.Tensor]()
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        assert not isinstance(tensor, DTensor)  # torch pins none
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    model = str(BUILTIN["builtin:tiny"])
+    body: Any = open_body(BodySettings(model=model, dtype="float32", device="cpu", whole=whole))
+    before = body.checksum()
+    body.device = torch.device("cuda")
+    body.offload()
+    copies = len(pinned)
+    body.offload()
+    base = [tensor for name, tensor in body.model.named_parameters() if not is_adapter(name)]
+    shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in base]
+    assert {tensor.data_ptr() for tensor in shards} <= {tensor.data_ptr() for tensor in pinned}
+    assert len(pinned) == copies and body.checksum() == before
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("form", ["nf4", "fp8"])
 def test_fsdp_rounds_to_builtins_bits(form: Quantize) -> None:
     model = BUILTIN["builtin:tiny"]

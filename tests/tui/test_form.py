@@ -15,7 +15,7 @@ from lorad.records.runs import RunDetails
 from lorad.spec.model import Spec, convert
 from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import load_spec
-from lorad.tui.actions import settings
+from lorad.tui.actions.verbs import settings
 from lorad.tui.draft import MORE, DraftSource, command, draw_up, overrides, rebased
 from lorad.tui.new_run import sources
 from lorad.tui.spec_fields import entry, usual

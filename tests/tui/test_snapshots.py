@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from lorad.client.client import Client
+from lorad.tui import watch
+from tests.kit.frozen.boxes import two_boxes
 from tests.kit.frozen.pictures import LEARNING, PICTURES, SHOWN
 from tests.kit.frozen.runs import QWEN
-from tests.kit.frozen.walks import ODD, WALKS, app_of, transport
+from tests.kit.frozen.walks import BOXES, ODD, WALKS, app_of, transport
 from tests.kit.frozen.world import frozen
 
 __all__ = ["frozen"]
@@ -32,6 +34,25 @@ def client(frozen: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
 @pytest.mark.parametrize("name", WALKS)
 def test_screen(name: str, size: tuple[int, int], client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client), terminal_size=size, run_before=WALKS[name])
+
+
+@pytest.mark.parametrize(
+    "size", [SMALL, pytest.param(MIDDLE, marks=pytest.mark.system)], ids=["80x24", "120x36"]
+)
+@pytest.mark.parametrize("name", BOXES)
+def test_several_boxes(
+    name: str,
+    size: tuple[int, int],
+    client: Client,
+    snap_compare: Compare,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    far = two_boxes(client.home.root, tmp_path, monkeypatch)
+    monkeypatch.setattr(watch, "SECONDS", 600.0)  # no box is late
+    monkeypatch.setattr(watch, "_PERIOD", 600.0)  # and all are asked once
+    assert snap_compare(app_of(client), terminal_size=size, run_before=BOXES[name])
+    far.live(False)
 
 
 @pytest.mark.system(but=["markdown", "hostile"])

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lorad.client.histogram import AmountSpread
 from lorad.errors import SpecError
 from lorad.files import expanded
 from lorad.text import one_line
 from lorad.tui.curves.axes import x_ticks
+from lorad.tui.curves.bars import BarChart, bar_chart
 from lorad.tui.curves.drawing import Plot, y_range
 from lorad.tui.curves.plot import LETTERS, LIGHT, CurveLook, extent, names, part, plot, smoothing
 from lorad.tui.curves.series import Track, between
@@ -70,6 +72,25 @@ def write(
     return path
 
 
+def write_histograms(name: str, charts: Mapping[str, Sequence[AmountSpread]], runs: Sequence[str]) -> Path:
+    """Write histograms of amounts with all runs to a file, see `write`."""
+    refuse(name)
+    path = expanded(name).absolute()
+    if path.suffix.lower() == ".csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["run", "metric", "step", "low", "high", "count"])
+        for spread in (spread for spreads in charts.values() for spread in spreads):
+            about = (spread.run, spread.metric, spread.step)
+            writer.writerows((*about, part.low, part.high, part.count) for part in spread.bins)
+        data = text.getvalue().encode()
+    else:
+        drawn = {metric: bar_chart(spreads) for metric, spreads in charts.items()}
+        data = picture(drawn, runs).encode() if path.suffix.lower() == ".svg" else _as_png(drawn, runs)
+    path.write_bytes(data)
+    return path
+
+
 # -- numbers -------------------------------------------------------------------------------------------------
 def _as_csv(metrics: Sequence[str], runs: Mapping[str, Track], look: CurveLook, first: int, last: int) -> str:
     text = io.StringIO()
@@ -102,7 +123,7 @@ def _rows(metric: str, whole: Track, look: CurveLook, first: int, last: int) -> 
 
 
 # -- pictures ------------------------------------------------------------------------------------------------
-def _as_png(charts: Mapping[str, Plot], runs: Sequence[str]) -> bytes:
+def _as_png(charts: Mapping[str, Plot | BarChart], runs: Sequence[str]) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -112,7 +133,10 @@ def _as_png(charts: Mapping[str, Plot], runs: Sequence[str]) -> bytes:
         figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * rows), layout="constrained")
         grid = [*figure.subplots(rows, columns, squeeze=False).flat]
         for axes, (metric, drawn) in zip(grid, charts.items(), strict=False):
-            _chart(axes, metric, drawn, runs)
+            if isinstance(drawn, BarChart):
+                _bars(axes, drawn, runs)
+            else:
+                _chart(axes, metric, drawn, runs)
         for axes in grid[len(charts) :]:
             axes.set_axis_off()
         file = io.BytesIO()
@@ -122,11 +146,7 @@ def _as_png(charts: Mapping[str, Plot], runs: Sequence[str]) -> bytes:
 
 def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
     for curve in drawn.curves:
-        label = one_line(runs[curve.place])
-        if len(runs) > 1:
-            label = f"{LETTERS[curve.place % len(LETTERS)]} {label}"
-        if label.startswith("_"):  # matplotlib would leave it out of its legend
-            label = f" {label}"
+        label = _label(curve.place, runs)
         inside = slice(*between(curve.xs, drawn.first, drawn.last))
         ys = [_y(drawn, y) for y in curve.ys[inside]]
         name = None if curve.ground else label
@@ -154,6 +174,24 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
     named = [*zip(handles, texts, strict=True)]
     curves = len(runs)  # they are drawn from the last to the first
     axes.legend(*zip(*named[:curves][::-1], *named[curves:], strict=True), frameon=False)
+
+
+def _bars(axes: "Axes", drawn: BarChart, runs: Sequence[str]) -> None:
+    for run in range(len(runs)):
+        own = [bar[1:] for bar in drawn.bars if bar[0] == run]
+        lefts, widths, heights = zip(*own, strict=True) if own else ((), (), ())
+        axes.bar(lefts, heights, widths, align="edge", color=_color(run), label=_label(run, runs))
+    axes.set_xticks(*zip(*drawn.ticks, strict=True) if drawn.ticks else ([], []))
+    axes.set_title(drawn.title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def _label(place: int, runs: Sequence[str]) -> str:
+    """Name a run in a legend."""
+    letter = f"{LETTERS[place % len(LETTERS)]} " if len(runs) > 1 else ""
+    label = letter + one_line(runs[place])
+    return f" {label}" if label.startswith("_") else label  # matplotlib would leave it out
 
 
 def _color(place: int) -> str:

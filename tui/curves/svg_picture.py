@@ -1,9 +1,10 @@
-"""Charts of metrics as SVG: axes with round numbers, a curve for each run, and one legend below all."""
+"""Charts of metrics as SVG: axes with round numbers, a curve or bars for each run, one legend below all."""
 
 from collections.abc import Mapping, Sequence
 
 from lorad import svg
-from lorad.tui.curves.axes import x_ticks
+from lorad.tui.curves.axes import ticks, x_ticks
+from lorad.tui.curves.bars import BarChart
 from lorad.tui.curves.drawing import BEST, MARKER, Plot, numbers, y_range
 from lorad.tui.curves.plot import LETTERS, LIGHT, MARKS, names
 from lorad.tui.curves.series import between
@@ -27,7 +28,7 @@ def columns_of(charts: int) -> int:
     return 2 if charts == 4 else min(charts, _COLUMNS)
 
 
-def picture(charts: Mapping[str, Plot], runs: Sequence[str], *, legend: bool = True) -> str:
+def picture(charts: Mapping[str, Plot | BarChart], runs: Sequence[str], *, legend: bool = True) -> str:
     """Draw the charts of metrics. runs: their names, in the order of the places of their curves. legend: say
     below which curve is whose.
     """
@@ -36,11 +37,12 @@ def picture(charts: Mapping[str, Plot], runs: Sequence[str], *, legend: bool = T
     parts = []
     for number, (metric, drawn) in enumerate(charts.items()):
         corner = f"translate({number % columns * _WIDTH} {number // columns * _HEIGHT})"
-        parts.append(svg.element("g", _chart(metric, drawn), transform=corner))
+        chart = _bars(drawn) if isinstance(drawn, BarChart) else _chart(metric, drawn)
+        parts.append(svg.element("g", chart, transform=corner))
     entries = [
         (place, name if len(runs) == 1 else f"{LETTERS[place]} {name}") for place, name in enumerate(runs)
     ]
-    if any(drawn.marks for drawn in charts.values()):
+    if any(isinstance(drawn, Plot) and drawn.marks for drawn in charts.values()):
         entries.append((MARKS, f"{MARKER} held-out eval"))
     entries = entries if legend else []
     for row, (place, name) in enumerate(entries):
@@ -95,3 +97,28 @@ def _chart(metric: str, drawn: Plot) -> str:
     area = svg.element("svg", "".join(inside), x=_LEFT, y=_TOP, width=_ACROSS, height=_UP)  # it cuts off
     axes = svg.curve([(_LEFT, _TOP), (_LEFT, _TOP + _UP), (_LEFT + _ACROSS, _TOP + _UP)], stroke="black")
     return "".join([head, below, *parts, axes, area])
+
+
+def _bars(drawn: BarChart) -> str:
+    """Draw a histogram."""
+    wide = _ACROSS / max(drawn.bins, 1)
+    parts = [svg.text((_LEFT + _ACROSS / 2, _TOP - 12), drawn.title, text_anchor="middle", font_size=14)]
+    for share in ticks(0.0, drawn.highest, 6):
+        at = _TOP + _UP * (1 - share / drawn.highest)
+        parts.append(svg.line((_LEFT, at), (_LEFT + _ACROSS, at), stroke="#ddd"))
+        parts.append(svg.text((_LEFT - 6, at + 4), f"{share:.0%}", text_anchor="end"))
+    for x, words in drawn.ticks:
+        parts.append(svg.text((_LEFT + x * wide, _TOP + _UP + 16), words, text_anchor="middle"))
+    for place, left, width, share in drawn.bars:
+        up = _UP * share / drawn.highest
+        parts.append(
+            svg.element(
+                "rect",
+                x=_LEFT + left * wide,
+                y=_TOP + _UP - up,
+                width=width * wide,
+                height=up,
+                fill=LIGHT[place % len(LIGHT)],
+            )
+        )
+    return "".join([*parts, svg.line((_LEFT, _TOP + _UP), (_LEFT + _ACROSS, _TOP + _UP), stroke="black")])

@@ -12,6 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from lorad.alarms import Alarm
+from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.client.columns import devices_of, has_losses
 from lorad.client.words import why
@@ -76,7 +77,8 @@ class Dashboard(Base):
         self._spans: dict[str, tuple[Run, Scale | None]] = {}  # of the recent rewards of runs
 
     def body(self) -> Iterable[Widget]:
-        self.board = Board(self.lorad.config.alarms)  # the feed's thread's from here on, but for `all`
+        # the feed's thread's from here on, but for `all`
+        self.board = Board(self.lorad.config.alarms, self.lorad.acknowledged, self.lorad.box or HERE)
         yield Line(id="alarmed")
         columns, self._notice = remembered()
         self.board.columns = self._made.columns = tuple(columns)
@@ -408,7 +410,7 @@ class Dashboard(Base):
             )
             return
         try:
-            self.board.acknowledged.add(ended)
+            self.lorad.acknowledged.add(ended, self.lorad.box or HERE)
         except LoradError as error:
             self._acted_on = self._subject(self.targets("run"))
             self.say_error(error)

@@ -3,27 +3,24 @@
 It reads as little as possible: all runs once, then those with events. It does not use Textual.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
+from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.client.columns import costs_of, keys_of
-from lorad.errors import NotAllowed
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.records.runs import Event, Run
 from lorad.selection import Selection
-from lorad.tui.state_files import read_state, state_file, write_state
+from lorad.tui.acknowledged import Acknowledged
 
-_KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
 _NAMES = 100  # that one request takes; when more runs changed, all are listed
 _DAY = 24 * 3600.0  # how long a run that ended is among those that are listed without `all`
 _LISTED = 300.0  # seconds after which all runs are listed again, whatever happened
@@ -35,42 +32,6 @@ _PER_STEP = frozenset(kind for _, _, kind, _ in MEASURED)
 _PLACES = {"queued": 1, "paused": 2, "ended": 3}  # of states in the list; those that work come first
 _PRICED = 30.0  # seconds between two looks at the bill
 _PASSING = frozenset({"queued", "starting"})  # why they wait changes without an event
-
-
-class _Acknowledged:
-    """Keeps what is in the file at first, and what is added. One thread reads it while another one adds."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or state_file("acknowledged.json")
-        self._ended = self._read()  # by run and end, when it ended
-
-    def has(self, run: Run) -> bool:
-        return _key(run) in self._ended
-
-    def add(self, runs: Iterable[Run]) -> None:
-        """Acknowledge the ends of runs.
-
-        Raises NotAllowed where the file cannot be written; then it holds until the end of this session.
-        """
-        added = {_key(run): float(run.ended_at or time.time()) for run in runs}
-        self._ended = {**self._read(), **self._ended, **added}
-        try:
-            write_state(self._path, {key: at for key, at in self._ended.items() if time.time() - at < _KEPT})
-        except OSError as error:
-            raise NotAllowed(
-                f"Acknowledged until this session ends: {self._path}: {error.strerror}.",
-                hint="XDG_STATE_HOME names another directory.",
-            ) from error
-
-    def _read(self) -> dict[str, float]:
-        with contextlib.suppress(OSError, ValueError):
-            return read_state(self._path, dict[str, float])
-        return {}
-
-
-def _key(run: Run) -> str:
-    """Name a run and its end: a run that is resumed and ends again has other alarms."""
-    return f"{run.name} {run.ended_at}"
 
 
 if TYPE_CHECKING:
@@ -102,15 +63,15 @@ class Board:
     Attributes:
         all: Runs that ended more than a day ago are listed, too.
         columns: The names of the columns that are shown, for which more is asked.
-        acknowledged: The runs that ended and whose alarms are left out.
     """
 
     def __init__(
-        self, limits: AlarmLimits, acknowledged: _Acknowledged | None = None, *, all: bool = False
+        self, limits: AlarmLimits, acknowledged: Acknowledged | None = None, box: str = HERE
     ) -> None:
-        self.all = all
+        self.all = False
         self.columns: Sequence[str] = ()
-        self.acknowledged = acknowledged or _Acknowledged()
+        self._acknowledged = acknowledged or Acknowledged()
+        self._box = box
         self._limits = limits
         self._runs: dict[str, Run] = {}
         self._events: deque[Event] = deque(maxlen=_EVENTS)
@@ -181,7 +142,7 @@ class Board:
     # -- the rest --------------------------------------------------------------------------------------------
     def _news(self, everything: bool) -> Snapshot | None:
         """Return the snapshot of now, or None when it is as before."""
-        runs = [run for run in self._runs.values() if run.state != "ended" or not self.acknowledged.has(run)]
+        runs = self._acknowledged.alarming(self._runs.values(), self._box)
         raised = alarms(runs, self._limits, pools=self._pools, devices=self._devices, status=self._status)
         # A step's alarm stays a while even if the next step does not raise it: nobody can read what blinks
         now = time.monotonic()

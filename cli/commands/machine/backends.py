@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from lorad.backends import install as installation
-from lorad.backends.engine_install import installed_version
+from lorad.backends.installed import TRIED, installed_version, installed_versions
 from lorad.backends.recipes import KINDS, PREFIX, recipe_of
-from lorad.backends.trainer_install import TRIED, installed_versions
 from lorad.box.config import config_of
 from lorad.box.config_edit import name_backend
 from lorad.box.paths import Home, default_home, refuse_open

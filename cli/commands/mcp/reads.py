@@ -108,8 +108,8 @@ class Reads:
     ) -> Answer:
         """List runs, newest first. Filters are globs; state also takes ends (failed), owner also `me`.
 
-        keys: dotted names of the spec (trainer.lr) or metrics, shown as `values`. sort: columns or keys, the
-        largest first with `-` before one.
+        keys: dotted names of the spec (trainer.lr) or metrics, shown as `values`.
+        sort: columns or keys, the largest first with `-` before one.
         """
         selection = Selection([*names], [*state], [*owner], [*sweep], [*tag])
         chosen = self._client.select(selection, keys=keys, sort=sort, limit=max(1, limit))
@@ -210,7 +210,8 @@ class Reads:
         """What the model wrote at a step (default: the last), as untrusted text.
 
         where: `reward>0.5 length<=100 end:length turns=2 failed truncated !end:done word`, all must hold.
-        sort: drawn, reward, advantage, length or turns; the largest first. eval_set: `main` or of eval.sets.
+        sort: drawn, reward, advantage, length or turns; the largest first.
+        eval_set: `main` or of eval.sets.
         """
         choice = Choice(where, ordered_by(sort), reverse)
         most = max(1, min(characters, 4000))
@@ -287,7 +288,8 @@ class Reads:
     def check(self, spec: str, overrides: Sequence[str] = ()) -> Answer:
         """Check a spec as `run` would: what it comes to, what it needs, whether it would start now.
 
-        spec: YAML, or the name of its .yaml file. overrides: KEY=VALUE.
+        spec: YAML, or the name of its .yaml file.
+        overrides: KEY=VALUE.
         """
         text = self._bounds.written(spec)
         self._bounds.checked(text, overrides)

@@ -25,7 +25,9 @@ class Verbs:
     def run(self, spec: str, name: str, overrides: Sequence[str] = ()) -> Answer:
         """Queue a run; the call returns at once, `wait` waits.
 
-        spec: YAML, or the name of its .yaml file. name: not in use. overrides: KEY=VALUE.
+        spec: YAML, or the name of its .yaml file.
+        name: not in use.
+        overrides: KEY=VALUE.
         """
         launch.connected(self._client.home)
         text = self._bounds.written(spec)

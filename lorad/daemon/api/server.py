@@ -68,7 +68,11 @@ def _endpoint(
 
     async def whole(request: web.Request) -> web.StreamResponse:
         try:
-            _refuse_other_protocol(request)
+            protocol = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+            if protocol != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
+                both = f"protocol {PROTOCOL}, and this command protocol {protocol[:8]}"
+                hint = "`lorad daemon restart` starts the daemon of the version that you call; runs continue."
+                raise Conflict(f"the daemon (version {__version__}) speaks {both}", hint=hint)
             uid = peer_uid(request)
             if uid is None:
                 raise NotAllowed("the connection is gone", hint="Try again.")
@@ -121,20 +125,6 @@ def _subject_of(ctx: Context, call: Call) -> Subject | None:
 
 async def _say_version(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers[VERSION_HEADER] = __version__
-
-
-def _refuse_other_protocol(request: web.Request) -> None:
-    """Raises Conflict. A request that names no protocol, such as curl's, is accepted."""
-    protocol = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
-    if protocol != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
-        message = (
-            f"the daemon (version {__version__}) speaks protocol {PROTOCOL}, and this command protocol "
-            f"{protocol[:8]}"
-        )
-        raise Conflict(
-            message,
-            hint="`lorad daemon restart` starts the daemon of the version that you call; runs continue.",
-        )
 
 
 @web.middleware

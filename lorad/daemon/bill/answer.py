@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lorad.daemon.access import sees_all
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
-from lorad.daemon.queue.quotas import quotas_of
+from lorad.daemon.queue.limits import quotas_of
 from lorad.daemon.state import bytes_of
 from lorad.records.bill import Bill, BillLine
 from lorad.store import runs

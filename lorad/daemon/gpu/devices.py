@@ -55,7 +55,8 @@ class NodesShape(Device):
     """Nodes of a cluster with devices each. It stands for a device where a run is placed.
 
     name: `2 x 8 GPUs`, or `2 nodes` without any.
-    nodes: how many, those for servers alone included. devices: GPUs on each; 0: ranks are on its processors.
+    nodes: how many, those for servers alone included.
+    devices: GPUs on each; 0: ranks are on its processors.
     """
 
     nodes: int = 1

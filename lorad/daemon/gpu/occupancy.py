@@ -62,7 +62,8 @@ class Sight:
     utilization: 0 to 1.
     held: a pool of ours had the device.
     lost: why the device cannot be used; "" when it can.
-    power: watts. temperature: degrees Celsius.
+    power: watts.
+    temperature: degrees Celsius.
     """
 
     at: float

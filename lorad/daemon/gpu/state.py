@@ -11,12 +11,12 @@ from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
 
 
-def _recently(read: Callable[[], Machine], seconds: float = 1.0) -> Callable[[], Machine]:
-    """Return what reads the machine once a moment, however many runs of a long queue ask for it."""
+def _recently(read: Callable[[], Machine]) -> Callable[[], Machine]:
+    """Return what reads the machine once a second, however many runs of a long queue ask for it."""
     seen: list[tuple[float, Machine]] = []
 
     def recent() -> Machine:
-        if not seen or time.monotonic() - seen[0][0] > seconds:
+        if not seen or time.monotonic() - seen[0][0] > 1.0:
             seen[:] = [(time.monotonic(), read())]
         return seen[0][1]
 
@@ -44,7 +44,8 @@ class SetAside:
 class Neighbour:
     """A process outside of lorad that computes on a device, or did a moment ago. Times are monotonic.
 
-    since: when it was seen first. left: when it was not there any more; None while it is.
+    since: when it was seen first.
+    left: when it was not there any more; None while it is.
     """
 
     who: str

@@ -99,29 +99,22 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
     try:
         with as_user(ctx.user(pool.setup.owner)):
             status = msgspec.json.decode(read_file(path, STATUS_BYTES, links=False), type=GrantStatus)
-        _refuse_strange(pool, status)
+        setup = pool.setup.nodes  # the file may be a user's own, and say anything
+        names = [node.node for node in status.nodes]
+        assert setup is not None
+        asked_for = {host.name for host in setup.hosts} or {*names}
+        named = [*names, *status.leaving]
+        if len(names) > setup.bundles or len({*names}) < len(names) or not asked_for.issuperset(named):
+            raise ValueError("it names nodes that were not asked for")
+        if any(len(name) > _NAME or not name.isprintable() for name in named):
+            raise ValueError("it names nodes as nobody does")
+        if any(len(node.devices) > _DEVICES for node in status.nodes):
+            raise ValueError("it names more devices than a node has")
         return status
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # msgspec raises ValueErrors
         raise StorageError(f"{path} cannot be read: {error}", hint="Nothing is placed by it.") from None
-
-
-def _refuse_strange(pool: Pool, status: GrantStatus) -> None:
-    """Raises ValueError where a file, which may be a user's own, names more nodes than its pool asked for, or
-    static ones that there are not.
-    """
-    setup = pool.setup.nodes
-    names = [node.node for node in status.nodes]
-    assert setup is not None
-    asked_for = {host.name for host in setup.hosts} or {*names}
-    named = [*names, *status.leaving]
-    if len(names) > setup.bundles or len({*names}) < len(names) or not asked_for.issuperset(named):
-        raise ValueError("it names nodes that were not asked for")
-    if any(len(name) > _NAME or not name.isprintable() for name in named):
-        raise ValueError("it names nodes as nobody does")
-    if any(len(node.devices) > _DEVICES for node in status.nodes):
-        raise ValueError("it names more devices than a node has")
 
 
 def _put(

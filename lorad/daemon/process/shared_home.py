@@ -29,7 +29,25 @@ def prepare_shared(home: Home) -> None:
     os.umask(_UMASK)
     if not home.root.exists():
         passable(home.root)
-    _refuse_foreign(home.root)
+    for place in (home.root, *home.root.parents):
+        status = place.stat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or others_write:
+            raise NotAllowed(
+                f"{place} belongs to somebody who is not the daemon, or may be changed by others",
+                hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.",
+            )
+        if not status.st_mode & stat.S_IXOTH:
+            raise NotAllowed(
+                f"other users cannot get to {home.root}: {place} is closed to them",
+                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory "
+                "that everybody may reach, as /var/lib/lorad.",
+            )
+    longest = home.root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
+    if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
+        raise NotAllowed(
+            f"{home.root} is too long a path for sockets", hint="Set LORAD_HOME to a shorter one."
+        )
     passable(home.runs, home.pools, home.gateway)
     home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
     home.daemon_log.parent.chmod(0o700)
@@ -79,24 +97,3 @@ def closed_part(path: Path) -> Path | None:
         if not place.stat().st_mode & needed:
             return place
     return None
-
-
-def _refuse_foreign(root: Path) -> None:
-    """Check that the way to the home belongs to the daemon or to root, and that sockets fit there."""
-    for place in (root, *root.parents):
-        status = place.stat()
-        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        if status.st_uid not in (0, os.geteuid()) or others_write:
-            raise NotAllowed(
-                f"{place} belongs to somebody who is not the daemon, or may be changed by others",
-                hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.",
-            )
-        if not status.st_mode & stat.S_IXOTH:
-            raise NotAllowed(
-                f"other users cannot get to {root}: {place} is closed to them",
-                hint=f"`chmod 711 {place}` lets them pass and see nothing; or set LORAD_HOME to a directory "
-                "that everybody may reach, as /var/lib/lorad.",
-            )
-    longest = root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
-    if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
-        raise NotAllowed(f"{root} is too long a path for sockets", hint="Set LORAD_HOME to a shorter one.")

@@ -6,7 +6,6 @@ only a shared daemon has something to do, `shared` says so.
 
 import asyncio
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -21,8 +20,9 @@ from lorad.errors import NotAllowed
 T = TypeVar("T")
 
 
-class Users(ABC):
-    """The users of a daemon, and what is under way for each of them.
+class Users:
+    """The users of a daemon, and what is under way for each of them: here one user, who may do everything
+    and whose files and processes are the daemon's own.
 
     shared: several users share this daemon; each owner of what is served has a gateway of their own.
     socket_mode: the mode of the socket on which it answers.
@@ -31,68 +31,30 @@ class Users(ABC):
     asks: requests for completions, each of which has a process.
     """
 
-    shared: ClassVar[bool]
-    socket_mode: ClassVar[int]
+    shared: ClassVar[bool] = False
+    socket_mode: ClassVar[int] = 0o600
 
     def __init__(self) -> None:
         self.polls = Hands()
         self.checks = UserTurns("checks of specs", at_once=4, most=32)
         self.asks = UserTurns("requests for completions", at_once=8, most=64)
 
-    @abstractmethod
     def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
         """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user.
 
         allowed: further variables of the daemon that the user's processes inherit.
         """
+        return None
 
-    @abstractmethod
     async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
         """Run `work`, which may wait for a process or file of the user's, where it blocks no other user.
 
         Raises what it raises, and Conflict for a user who has too much under way.
         """
-
-    @abstractmethod
-    def refuse_stranger(self, uid: int) -> None:
-        """Raises NotAllowed for a user who may not connect at all."""
-
-    @abstractmethod
-    def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
-        """Check whether the caller may do everything."""
-
-    @abstractmethod
-    def is_believed(self, uid: int, owner_uid: int) -> bool:
-        """Check whether a process of `uid` is believed about what belongs to `owner_uid`."""
-
-    @abstractmethod
-    def let_pass(self, directory: Path) -> None:
-        """Let the users pass through one of the daemon's directories, to what is theirs in it."""
-
-    @abstractmethod
-    def pool_socket(self, home: Home, pool_id: str) -> Path:
-        """Name the socket of a pool, which the pool's user makes."""
-
-    @abstractmethod
-    def front(self, sharing: Sharing) -> dict[str, object]:
-        """Make the settings of a public gateway that stands before those of owners; {} for one that stands
-        alone.
-        """
-
-
-class OneUser(Users):
-    """A daemon of one user: files and processes are its own, and its user may do everything."""
-
-    shared = False
-    socket_mode = 0o600
-
-    def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
-        return None
-
-    async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
 
     def refuse_stranger(self, uid: int) -> None:
+        """Raises NotAllowed for a user who may not connect at all."""
         if uid not in (0, os.getuid()):
             raise NotAllowed(
                 f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
@@ -100,18 +62,24 @@ class OneUser(Users):
             )
 
     def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
+        """Check whether the caller may do everything."""
         return True
 
     def is_believed(self, uid: int, owner_uid: int) -> bool:
+        """Check whether a process of `uid` is believed about what belongs to `owner_uid`."""
         return True
 
     def let_pass(self, directory: Path) -> None:
-        """Do nothing: nobody else comes here."""
+        """Let the users pass through one of the daemon's directories, to what is theirs in it."""
 
     def pool_socket(self, home: Home, pool_id: str) -> Path:
+        """Name the socket of a pool, which the pool's user makes."""
         return home.pool_socket(pool_id)
 
     def front(self, sharing: Sharing) -> dict[str, object]:
+        """Make the settings of a public gateway that stands before those of owners; {} for one that stands
+        alone.
+        """
         return {}
 
 

@@ -47,7 +47,8 @@ def choose(
 ) -> Placement | Blocked:
     """Choose the pool of a queued run.
 
-    claims: what runs before it in the queue wait for. at: Unix time; None: now.
+    claims: what runs before it in the queue wait for.
+    at: Unix time; None: now.
 
     Raises SpecError, StorageError, OSError where its files cannot be read.
     """

@@ -8,19 +8,22 @@ It claims nothing: the runs behind it in the queue are placed as if it were not 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lorad.box.config import DeviceHours
 from lorad.daemon.access import admins, is_admin
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
-from lorad.daemon.queue.quotas import over_hours
+from lorad.daemon.queue.shares import hours_of
 from lorad.daemon.state import bytes_of
 from lorad.errors import NotAllowed
+from lorad.records.bill import Quota
 from lorad.spec.model import Spec
 from lorad.store import groups, runs
+from lorad.store.bill import HOUR, Hours
 from lorad.store.rows import RunRow
-from lorad.text import size
+from lorad.text import moment, size
 
 _MEASURE_SECONDS = 60.0
 
@@ -43,7 +46,8 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
 def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
     """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does.
 
-    active: the runs of all users that work. at: Unix time; None: now.
+    active: the runs of all users that work.
+    at: Unix time; None: now.
     """
     limit = ctx.config.queue.limit_of(run.owner)
     user = run.owner
@@ -86,3 +90,72 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
     return (
         f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
     )
+
+
+def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> str:
+    """Say that a user has used all the device-hours that they may, and until when; "" when they have not.
+
+    at: Unix time; None: now. What is used from now on is not known, and does not count.
+    """
+    quota = ctx.config.queue.limit_of(user).device_hours
+    if quota is None:
+        return ""
+    now = time.time() if at is None else at
+    hours = hours_of(ctx).get(uid, [])
+    used = _used(hours, quota, now)
+    if used < quota.most * HOUR:
+        return ""
+    again = enough_again(hours, quota, now)
+    until = "" if again is None else f"; enough again at {moment(again)} at the earliest"
+    return f"{user} used {used / HOUR:.1f} of {quota.most:g} device-hours in {quota.per}{until}"
+
+
+def enough_from(ctx: Context, user: str, uid: int, now: float) -> float | None:
+    """Find the Unix time from which a user has not used all the device-hours that they may; None: never."""
+    quota = ctx.config.queue.limit_of(user).device_hours
+    return now if quota is None else enough_again(hours_of(ctx).get(uid, []), quota, now)
+
+
+def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
+    """Find the Unix time from which a user is below the quota, if they use nothing until then; None: never.
+
+    An hour of use leaves the span as a whole, when its last second does.
+    """
+    left = _used(hours, quota, now)
+    for hour, seconds in sorted(hours):
+        if left < quota.most * HOUR:
+            break
+        if hour >= _first(quota, now):
+            left = left - seconds
+            now = hour + HOUR + quota.seconds
+    return now if left < quota.most * HOUR else None
+
+
+def quotas_of(
+    ctx: Context, owners: Mapping[int, str], only_uid: int | None, only_user: str | None
+) -> list[Quota]:
+    """List how much users have used of their quotas, the greatest part first.
+
+    owners: names of users by uid.
+    only_uid, only_user: the one user whose quota is listed, where not all are.
+    """
+    now = time.time()
+    quotas = []
+    for uid, user in owners.items():
+        quota = ctx.config.queue.limit_of(user).device_hours
+        if quota is None or only_uid not in (None, uid) or only_user not in (None, user):
+            continue
+        hours = hours_of(ctx).get(uid, [])
+        used = _used(hours, quota, now)
+        again = enough_again(hours, quota, now) if used >= quota.most * HOUR else None
+        quotas.append(Quota(user, used / HOUR, quota.most, quota.per, again))
+    return sorted(quotas, key=lambda quota: (-quota.used / max(quota.most, 1e-9), quota.user))
+
+
+def _first(quota: DeviceHours, now: float) -> int:
+    """Return the first hour of the span."""
+    return int(now - quota.seconds) // HOUR * HOUR
+
+
+def _used(hours: Hours, quota: DeviceHours, now: float) -> float:
+    return sum(held for hour, held in hours if hour >= _first(quota, now))

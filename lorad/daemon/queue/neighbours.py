@@ -5,6 +5,7 @@ comes back when the device stayed free for `queue.foreign_settle`. Nothing is ev
 """
 
 import time
+from collections.abc import Iterable, Mapping
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.gpu.occupancy import STALE_SECONDS
@@ -69,8 +70,20 @@ def must_yield(ctx: Context, run: RunRow, pool: Pool) -> str:
     return "" if name is None else f"{name} is in use by {ctx.gpus.neighbours[name].who}"
 
 
-def waits_for(neighbour: Neighbour, device: str, settle: float) -> str:
-    """Say what a run that yields waits for on a device."""
-    if neighbour.left is None:
-        return f"{device} is in use by {neighbour.who}, to whom it yields (resources.yield_to)"
-    return f"{neighbour.who} left {device}; it starts when nobody else was there for {settle:g} s"
+def waits_for(
+    run: RunRow, devices: Iterable[str], neighbours: Mapping[str, Neighbour], settle: float
+) -> list[str]:
+    """Say what a run that yields waits for on each of these devices that has a neighbour.
+
+    settle: seconds for which nobody else was on a device before the run starts there.
+    """
+    reasons = []
+    for device in devices if neighbours and yields(run) else ():
+        neighbour = neighbours.get(device)
+        if neighbour is not None and neighbour.left is None:
+            reasons.append(f"{device} is in use by {neighbour.who}, to whom it yields (resources.yield_to)")
+        elif neighbour is not None:
+            reasons.append(
+                f"{neighbour.who} left {device}; it starts when nobody else was there for {settle:g} s"
+            )
+    return reasons

@@ -9,10 +9,10 @@ from lorad.daemon.access import Reader
 from lorad.daemon.context import spec_of
 from lorad.daemon.gpu.devices import NodesShape, shape_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.neighbours import waits_for, yields
+from lorad.daemon.queue.neighbours import waits_for
 from lorad.daemon.queue.setups import Devices, Placement
 from lorad.daemon.queue.snapshot import Snapshot, asks_cluster
-from lorad.daemon.queue.tenants import lack_of
+from lorad.daemon.queue.tenants import lacking, need_in
 from lorad.protocol.listener import user_name
 from lorad.states import RunState
 from lorad.store.rows import RunRow
@@ -83,41 +83,35 @@ def obstacle(
 
     claims: the runs before it that wait.
     """
-    if run is not None and (ahead := _passed(now, place, run, claims) or _let_others_pass(now, place, run)):
+    if run is not None and (ahead := _before_it(now, place, run, claims)):
         return ahead
     names = [device.name for device in place.devices]
     asides = [now.set_aside[name] for name in names if name in now.set_aside]
     reasons = [aside.says for aside in asides if aside.reserved or run is not None]
     if reasons:
         return Obstacle("; ".join(reasons), Hindrance.ASIDE, claim=None, parts=reasons)
-    if run is not None and now.neighbours and yields(run):
-        neighbours = [(now.neighbours[name], name) for name in names if name in now.neighbours]
-        reasons = [waits_for(who, name, now.limits.foreign_settle) for who, name in neighbours]
-        if reasons:
-            return Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons)
+    if run is not None and (reasons := waits_for(run, names, now.neighbours, now.limits.foreign_settle)):
+        return Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons)
     return _limited(now, place, run) or _used_by_pools(now, place, run)
 
 
-def _passed(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[WaitingRun]) -> Obstacle | None:
-    """Find the run before this one that must not be passed."""
+def _before_it(now: Snapshot, place: Placement, run: RunRow, claims: Sequence[WaitingRun]) -> Obstacle | None:
+    """Find the run before this one that must not be passed; or one that has not waited for the cluster yet,
+    where this one did so in vain.
+    """
     first = next((claim for claim in claims if claim.holds_up(run, place)), None)
-    if first is None:
-        return None
-    names = ", ".join(device.name for device in place.devices)
-    when = "the others end" if first.alone else "it fits"
-    who = now.reader_of(run, place.setup).name_all([first.run])
-    return Obstacle(f"{who} is next on {names}, when {when}", Hindrance.QUEUE, claim=None)
-
-
-def _let_others_pass(now: Snapshot, place: Placement, run: RunRow) -> Obstacle | None:
-    """Find a run that has not waited for the cluster yet, where this one did so in vain."""
+    if first is not None:
+        names = ", ".join(device.name for device in place.devices)
+        when = "the others end" if first.alone else "it fits"
+        who = now.reader_of(run, place.setup).name_all([first.run])
+        return Obstacle(f"{who} is next on {names}, when {when}", Hindrance.QUEUE, claim=None)
     if run.name not in now.passed or not isinstance(place.devices[0], NodesShape):
         return None
     others = (other for other in now.queued if other.name not in now.passed)
-    first = next((other for other in others if asks_cluster(now.candidates[other.name])), None)
-    if first is None:
+    other = next((other for other in others if asks_cluster(now.candidates[other.name])), None)
+    if other is None:
         return None
-    who = now.reader_of(run, place.setup).name_all([first])
+    who = now.reader_of(run, place.setup).name_all([other])
     words = f"{place.devices[0].name} were not granted in time; {who} is tried before it"
     return Obstacle(words, Hindrance.QUEUE, claim=None)
 
@@ -212,29 +206,21 @@ def _crowding(now: Snapshot, pool: Pool, run: RunRow) -> Obstacle | None:
     """Find what keeps a run out of a pool of the right kind, because of the runs in it."""
     tenants = now.tenants_of(pool)
     reader = now.reader_of(run, pool.setup)
-    crowded = _crowded(now, pool, tenants, run, reader)
-    going = [tenant for tenant in tenants if tenant.preempted == run.name]
-    if crowded is None or not going:
-        return crowded
-    reason = f"{reader.name_all(going)} {_stops(going)} to make room in pool {pool.id}"
-    return replace(crowded, reason=reason, soon=True)
-
-
-def _crowded(
-    now: Snapshot, pool: Pool, tenants: list[RunRow], run: RunRow, reader: Reader
-) -> Obstacle | None:
-    leaving = any(tenant.state == RunState.STOPPING for tenant in tenants)
+    leaving = [tenant for tenant in tenants if tenant.state == RunState.STOPPING]
     alone_there = next((tenant for tenant in tenants if spec_of(tenant).resources.exclusive), None)
+    are = "is" if len(tenants) == 1 else "are"
     if alone_there is not None:
         reason = f"{reader.name_all([alone_there])} has pool {pool.id} for itself; starts when it ends"
-        return Obstacle(reason, soon=leaving)
-    are = "is" if len(tenants) == 1 else "are"
-    if tenants and spec_of(run).resources.exclusive:
-        reason = (
-            f"it is to have pool {pool.id} for itself (resources.exclusive); {reader.name_all(tenants)} "
-            f"{are} in it"
-        )
-        return Obstacle(reason, soon=all(tenant.state == RunState.STOPPING for tenant in tenants))
-    lack = lack_of(run, pool.setup.dtype, now.room[pool.id])
-    count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {are} in it"
-    return Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=leaving) if lack else None
+        crowded = Obstacle(reason, soon=bool(leaving))
+    elif tenants and spec_of(run).resources.exclusive:
+        alone = f"it is to have pool {pool.id} for itself (resources.exclusive)"
+        crowded = Obstacle(f"{alone}; {reader.name_all(tenants)} {are} in it", soon=leaving == tenants)
+    elif lack := lacking(now.room[pool.id], need_in(run, pool.setup.dtype)):
+        count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {are} in it"
+        crowded = Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=bool(leaving))
+    else:
+        return None
+    if going := [tenant for tenant in tenants if tenant.preempted == run.name]:
+        reason = f"{reader.name_all(going)} {_stops(going)} to make room in pool {pool.id}"
+        crowded = replace(crowded, reason=reason, soon=True)
+    return crowded

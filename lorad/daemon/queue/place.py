@@ -28,7 +28,6 @@ from lorad.errors import Conflict, LoradError
 from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.foreseen import forecasts
 from lorad.store.rows import QueuedRow, RunRow
 
 PLACE_SECONDS = 0.02  # in one pass, once a run was placed
@@ -131,7 +130,6 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[WaitingRun]) -
                     step = newest[0].step if newest else None
                 waiting = starting(pool, run.name)
                 runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=step)
-                forecasts.started(ctx.store, run.name, time.time())
                 ctx.queue.not_before.pop(run.name, None)
                 ctx.queue.passed -= {run.name}
                 ctx.queue.on_cluster -= {run.name}

@@ -16,7 +16,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.queue.obstacles import Hindrance, Obstacle, by_others
 from lorad.daemon.queue.setups import Placement
 from lorad.daemon.queue.snapshot import Snapshot
-from lorad.daemon.queue.tenants import capacity_of, lack_of, needs_of, promised
+from lorad.daemon.queue.tenants import capacity_of, lacking, need_in, needs_of, promised
 from lorad.states import Move, RunState
 from lorad.store import runs
 from lorad.store.rows import RunRow, RunSummary
@@ -93,7 +93,7 @@ def _crowd(now: Snapshot, run: RunRow, dtype: str, pool: Pool) -> list[RunRow]:
             capacity = replace(capacity, memory_used=max(0, capacity.memory_used - freed))
             status = replace(status, tenants=[tenant for tenant in status.tenants if tenant.run not in gone])
         stay = needs_of(pool, [tenant for tenant in tenants if tenant.name not in gone])
-        return lack_of(run, dtype, promised(capacity, stay, status)) is None
+        return lacking(promised(capacity, stay, status), need_in(run, dtype)) is None
 
     order = sorted((t for t in tenants if _may_stop(run, t)), key=lambda t: (t.priority, -t.created_at))
     leaving: list[RunRow] = []

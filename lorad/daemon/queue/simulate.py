@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.choose import Blocked, choose
+from lorad.daemon.queue.limits import enough_from
 from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
-from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import LoradError
@@ -37,7 +37,8 @@ _NOWHERE = Path("/nonexistent")
 class Foreseen(Struct, frozen=True):
     """When a queued run starts.
 
-    at: Unix time. after: the run whose end makes room for it; "" where it waits for something else.
+    at: Unix time.
+    after: the run whose end makes room for it; "" where it waits for something else.
     """
 
     at: float

@@ -173,8 +173,8 @@ class Snapshot:
 def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | None = None) -> Snapshot:
     """Look at everything that placing depends on.
 
-    queue: all queued runs, by priority and age. newcomer: a run that the database does not have, which is
-    taken to be queued last.
+    queue: all queued runs, by priority and age.
+    newcomer: a run that the database does not have, which is taken to be queued last.
     """
     if newcomer is not None:
         new = QueuedRow(newcomer.name, newcomer.owner_uid, newcomer.priority, "", newcomer.owner)

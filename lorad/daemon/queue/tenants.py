@@ -63,7 +63,7 @@ def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
     return runs.active_in(ctx.store, pool.id)
 
 
-def _need_in(run: RunRow, pool_dtype: str) -> Need:
+def need_in(run: RunRow, pool_dtype: str) -> Need:
     """Compute what a run takes of a pool. Raises StorageError where its files cannot be read."""
     facts = request_of(run).facts
     return need_of(
@@ -156,14 +156,6 @@ def impossible(capacity: Capacity, need: Need) -> str:
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""
 
 
-def lack_of(run: RunRow, dtype: str, capacity: Capacity) -> _PoolLack | None:
-    """Find what a run lacks in a pool of this dtype; None when it fits. Raises StorageError.
-
-    capacity: as `promised` computes it.
-    """
-    return lacking(capacity, _need_in(run, dtype))
-
-
 def never_fits(run: RunRow, setups: Iterable[PoolSetup], pools: Sequence[Pool]) -> str:
     """Say why none of the pools that a run asks for could take it even if it were empty; "" when one could.
 
@@ -172,7 +164,7 @@ def never_fits(run: RunRow, setups: Iterable[PoolSetup], pools: Sequence[Pool]) 
     reasons = []
     for setup in setups:
         status = next((pool.status for pool in pools if pool.setup.key == setup.key), None)
-        reasons.append(impossible(capacity_of(setup.server, status), _need_in(run, setup.dtype)))
+        reasons.append(impossible(capacity_of(setup.server, status), need_in(run, setup.dtype)))
     return reasons[0] if all(reasons) else ""
 
 
@@ -188,7 +180,7 @@ def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[_Tenancy, Need]:
     needs: dict[_Tenancy, Need] = {}
     for run in tenants:
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
-            needs[run.name, run.attempt] = _need_in(run, pool.setup.dtype)
+            needs[run.name, run.attempt] = need_in(run, pool.setup.dtype)
     return needs
 
 

@@ -7,7 +7,6 @@ and none notices when one fails, which is a trouble of the daemon.
 
 import time
 
-from lorad.box.tables import STATE
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.services.service import (
@@ -21,6 +20,7 @@ from lorad.daemon.services.service import (
 )
 from lorad.daemon.troubles import Item
 from lorad.loggers.table import FollowedRun, LoggersTable, read_state
+from lorad.protocol.tables import STATE
 from lorad.states import ACTIVE
 from lorad.store import runs
 from lorad.store.rows import RunRow

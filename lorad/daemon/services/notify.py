@@ -10,7 +10,6 @@ import time
 from msgspec.structs import replace
 
 from lorad.alarms import alarms
-from lorad.box.tables import STATE
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.services.service import (
@@ -30,6 +29,7 @@ from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
 from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
 from lorad.notify.table import AlarmSaid, Message, NotifyTable, read_state
+from lorad.protocol.tables import STATE
 from lorad.states import ACTIVE, RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow

@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from lorad.box.paths import AttemptDir
-from lorad.box.tables import TABLE, write
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import DAMAGED, ProcessState, attempts_under, read_object, read_status
 from lorad.daemon.process.user_files import make_attempt, own_directory, passable, passable_for
@@ -26,6 +25,7 @@ from lorad.daemon.process.users import User
 from lorad.daemon.troubles import Item
 from lorad.errors import StorageError
 from lorad.files import remove_tree
+from lorad.protocol.tables import TABLE, write
 
 log = logging.getLogger("lorad.daemon")
 

@@ -113,7 +113,8 @@ def play(
     """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
     pool's summaries.
 
-    speak: has the model speak. seed: where seeds of tasks and samples begin.
+    speak: has the model speak.
+    seed: where seeds of tasks and samples begin.
     """
     host = hosts.evals if is_eval else hosts.training
     version = session.name_of(planned.version)

@@ -51,7 +51,8 @@ class AlgorithmQuestion(Struct):
 class AlgorithmAnswer(Struct):
     """What the function returned, or what went wrong. is_last: the process is of no further use.
 
-    value: a loss's own; None where it returned none. array: float64, advantages or derivatives.
+    value: a loss's own; None where it returned none.
+    array: float64, advantages or derivatives.
     """
 
     value: float | None = None
@@ -69,7 +70,12 @@ def _load(setup: AlgorithmFunction) -> tuple[Callable[[bytes], AlgorithmAnswer],
     """Return what answers an AlgorithmQuestion, and the keywords that the function requires."""
     function = import_function(setup)
     keywords = keywords_of(function, setup.function)
-    _refuse_others(setup, keywords)
+    offered = list(sample_of(setup.kind, with_reference=False).arguments())
+    if missing := [name for name in keywords.required if name not in offered]:
+        raise LoradError(
+            f"{setup.function} of {setup.file} needs {', '.join(missing)}, which no {setup.kind} is given",
+            hint=f"It may name {', '.join(offered)}, and only what it uses of them.",
+        )
 
     def answer(line: bytes) -> AlgorithmAnswer:
         question = msgspec.json.decode(line, type=AlgorithmQuestion, dec_hook=array_of)
@@ -91,16 +97,6 @@ def array_of(kind: type, plain: Any) -> Any:
         raise NotImplementedError(kind.__name__)
     dtype, data = plain
     return np.frombuffer(base64.b64decode(data), np.dtype(dtype))
-
-
-def _refuse_others(setup: AlgorithmFunction, keywords: Keywords) -> None:
-    """Raise LoradError for a function that needs an argument that no such function is given."""
-    offered = list(sample_of(setup.kind, with_reference=False).arguments())
-    if missing := [name for name in keywords.required if name not in offered]:
-        raise LoradError(
-            f"{setup.function} of {setup.file} needs {', '.join(missing)}, which no {setup.kind} is given",
-            hint=f"It may name {', '.join(offered)}, and only what it uses of them.",
-        )
 
 
 def _answer(

@@ -118,8 +118,10 @@ class _Function:
     """The user's function, or a builtin one.
 
     required: columns that it cannot do without.
-    is_batch: it takes all samples of a call at once, as lists. is_async: it is a coroutine function.
-    wants_ids: it asks for the tokens of completions. wants_raw: it asks for their text as it was sampled.
+    is_batch: it takes all samples of a call at once, as lists.
+    is_async: it is a coroutine function.
+    wants_ids: it asks for the tokens of completions.
+    wants_raw: it asks for their text as it was sampled.
     """
 
     def __init__(self, setup: Any, function: Callable[..., Any]) -> None:
@@ -185,7 +187,14 @@ class _Function:
                 return {"value": value.value, "error": error, "costs": value.costs}
             if not isinstance(value, dict):
                 return {"value": as_reward(value)}
-            return _sum_of(value)
+            if len(value) > _MOST_PARTS or not all(isinstance(n, str) and _PART.fullmatch(n) for n in value):
+                names = f"{_MOST_PARTS} short names of letters, digits, _, . and - at most"
+                raise ValueError(f"returned other components than {names}")
+            parts = {name: as_reward(value) for name, value in value.items() if value is not None}
+            total = parts.pop("reward", None)
+            if total is None and not parts:
+                return {"error": "returned no component with a number", "abstains": True}
+            return {"value": sum(parts.values()) if total is None else total, "parts": parts}
         except Exception as error:
             return {"error": describe(error, self._setup)}
 
@@ -216,21 +225,6 @@ def _listed(value: Any, count: int) -> Sequence[Any]:
     if len(rewards) != count:
         raise ValueError(f"returned {len(rewards)} rewards for {count} completions")
     return rewards
-
-
-def _sum_of(named: dict[Any, Any]) -> dict[str, Any]:
-    """Take components apart; "reward" among them is the reward, which is their sum otherwise. Raises
-    ValueError.
-    """
-    if len(named) > _MOST_PARTS or not all(isinstance(n, str) and _PART.fullmatch(n) for n in named):
-        raise ValueError(
-            f"returned other components than {_MOST_PARTS} short names of letters, digits, _, . and - at most"
-        )
-    parts = {name: as_reward(value) for name, value in named.items() if value is not None}
-    total = parts.pop("reward", None)
-    if total is None and not parts:
-        return {"error": "returned no component with a number", "abstains": True}
-    return {"value": sum(parts.values()) if total is None else total, "parts": parts}
 
 
 if __name__ == "__main__":

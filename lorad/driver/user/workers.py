@@ -360,7 +360,8 @@ class Workers:
 class _Worker:
     """One process at a time, and the thread that talks to it.
 
-    is_there: it has a process, or is about to start one. is_ready: the function is loaded there.
+    is_there: it has a process, or is about to start one.
+    is_ready: the function is loaded there.
     is_extra: it was added when calls had shown that they mostly wait.
     first_began: when the first call of its process began, while none has ended there; 0 otherwise.
     """

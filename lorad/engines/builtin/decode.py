@@ -85,11 +85,12 @@ class _Waiting:
 class DecodeBatch:
     """Calls that are decoded together. All methods belong to the compute thread.
 
-    max_rows: samples at once. cache_bytes: bound on keys and values, and the copies of adapters that captured
-    steps read, exceeded only by a single longer sample or larger copy;
-    when samples outgrow it, the youngest give up their rows and are computed again later. A long prompt is
-    kept once for all its samples (see `SharedPrompts`). prefixes: where beginnings of prompts are kept, if
-    they are. seen: gets the number of versions in each step that has any, the base not counted.
+    max_rows: samples at once.
+    cache_bytes: bound on keys and values, and the copies of adapters that captured steps read, exceeded only
+        by a single longer sample or larger copy; when samples outgrow it, the youngest give up their rows and
+        are computed again later. A long prompt is kept once for all its samples (see `SharedPrompts`).
+    prefixes: where beginnings of prompts are kept, if they are.
+    seen: gets the number of versions in each step that has any, the base not counted.
 
     Groups of parties that go first are admitted before others, at once, while they have less than
     `FIRST_SHARE` of the rows.

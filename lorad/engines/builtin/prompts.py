@@ -10,7 +10,7 @@ import torch
 
 from lorad.models.attention import Beside
 from lorad.models.base import Base
-from lorad.models.kv import KVCache, attend_in_part, even
+from lorad.models.kv import Before, KVCache, attend_in_part, even
 from lorad.models.lora import moves
 from lorad.models.ops import upload
 
@@ -30,8 +30,9 @@ class PromptShape(NamedTuple):
 class SharedPrompts:
     """Keys and values of prompts, one slot each, and which row continues which.
 
-    lengths: int64 [slots], the tokens of each; 0 where a slot is free. shape: None while no row has a prompt
-    here. begins, in the order of the rows: the tokens that a row has in its prompt, 0 without one.
+    lengths: int64 [slots], the tokens of each; 0 where a slot is free.
+    shape: None while no row has a prompt here.
+    begins: the tokens that each row has in its prompt, in the order of the rows; 0 without one.
     """
 
     def __init__(self, base: Base) -> None:
@@ -41,7 +42,8 @@ class SharedPrompts:
         self.shape: PromptShape | None = None
         self._slots: dict[Hashable, int] = {}
         device = base.device
-        self.begins, self._places, self._gather = (
+        # Heads of a row lie together, and of a slot those of all its rows: one index leads there, one back.
+        self.begins, self._back, self._there = (
             torch.zeros(0, dtype=torch.int64, device=device) for _ in range(3)
         )
         self._seen = torch.zeros(0, dtype=torch.int64, device=device)  # `lengths` on the device
@@ -52,7 +54,7 @@ class SharedPrompts:
     @property
     def place(self) -> tuple[object, ...]:
         """Where it lies: it changes when anything has moved."""
-        kept = (self.begins, self._places, self._gather, self._seen, *self.cache.layers[:1])
+        kept = (self.begins, self._back, self._there, self._seen, *self.cache.layers[:1])
         return self.cache.shape, *(tensor.data_ptr() for tensor in kept)
 
     def tokens(self, more: int = 0, longest: int = 0) -> int:
@@ -104,56 +106,55 @@ class SharedPrompts:
         count = min(self.cache.slots, padded(int(owner.max()) + 1))
         per = padded(int(np.bincount(owner).max()))
         gather, place = moves(owner, count, per)
+        heads = np.arange(self.cache.shape[2])
         begins = np.zeros(capacity, np.int64)
-        places = np.zeros(capacity, np.int64)
+        back = np.zeros((capacity, len(heads)), np.int64)
         begins[mine] = self.lengths[owner]
-        places[mine] = place
-        new = upload([begins, places, mine[gather], self.lengths], self.begins.device)
+        back[mine] = (place[:, None] // per * len(heads) + heads) * per + place[:, None] % per
+        queries = mine[gather].reshape(count, 1, per) * len(heads) + heads[:, None]
+        new = upload([begins, back.ravel(), queries.ravel(), self.lengths], self.begins.device)
         self.begins = _put(self.begins, new[0])
-        self._places = _put(self._places, new[1])
-        self._gather = _put(self._gather, new[2])
+        self._back = _put(self._back, new[1])
+        self._there = _put(self._there, new[2])
         self._seen = _put(self._seen, new[3])
         span = min(self.cache.length, spanned(int(self.lengths[owner].max())))
         self.shape = PromptShape(count, per, span)
 
-    def attention(
-        self, positions: torch.Tensor, shape: PromptShape
-    ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-        """Return what gives `DecodeAttention` what the first rows see of their prompts, in a step of this
-        shape. positions: int64 [rows], of their new tokens.
+    def attention(self, positions: torch.Tensor, shape: PromptShape) -> Before:
+        """Return what the first rows see of their prompts, in a step of this shape.
+
+        positions: int64 [rows], of their new tokens.
         """
         slots, per, span = shape
+        kv = self.cache.shape[2]
         rows = len(positions)
-        gather = self._gather[: slots * per]
-        places = self._places[:rows]
-        is_alone = (self.begins[:rows] == 0)[:, None, None, None]
+        device = positions.device
+        queries = self._there[: slots * kv * per]
+        back = self._back[: rows * kv]
         ends = self._seen[:slots, None].clamp(min=1)  # softmax wants one, also in a free slot
-        unseen = torch.arange(span, device=gather.device) >= ends
-        bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=gather.device)
+        unseen = torch.arange(span, device=device) >= ends
+        bias = torch.zeros(unseen.shape, dtype=self.cache.layers[0].dtype, device=device)
         bias = bias.masked_fill_(unseen, float("-inf"))[:, None, None]
 
         def within(beside: Beside, group: int) -> torch.Tensor:
             """Return the bias of a layer with a window, which each row has for itself: [slots, 1, per *
             group, span]. A window that reaches no prompt has the least number, as -inf has no softmax.
             """
-            queries = positions.index_select(0, gather).view(slots, 1, per, 1)
-            is_far = ~beside.near(queries, torch.arange(span, device=gather.device))
+            of_rows = queries.view(slots, kv, per)[:, 0].reshape(-1) // kv
+            queries = positions.index_select(0, of_rows).view(slots, 1, per, 1)
+            is_far = ~beside.near(queries, torch.arange(span, device=device))
             return bias.masked_fill(is_far, torch.finfo(bias.dtype).min).repeat_interleave(group, 2)
 
         def seen(layer: int, q: torch.Tensor, beside: Beside | None) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = self.cache.of(layer)[:, :slots, :, :span].unbind(0)
-            _, heads, group, dim = q.shape
-            together = q.index_select(0, gather).view(slots, per, heads, group, dim).transpose(1, 2)
-            together = together.reshape(slots, heads, per * group, dim)
+            group, dim = q.shape[2:]
+            together = q.reshape(-1, group * dim).index_select(0, queries).view(slots, kv, per * group, dim)
             seen_by = within(beside, group) if beside is not None and beside.window else bias
-            out, total = (
-                part.view(slots, heads, per, group, -1).transpose(1, 2).reshape(slots * per, heads, group, -1)
-                for part in attend_in_part(together, keys, values, seen_by)
-            )
-            out = out.index_select(0, places).masked_fill(is_alone, 0)  # nothing, also of a spoilt prompt
-            return out, total.index_select(0, places).masked_fill(is_alone, float("-inf"))
+            parts = attend_in_part(together, keys, values, seen_by, is_plain=beside is None)
+            out, total = (part.reshape(slots * kv * per, -1).index_select(0, back) for part in parts)
+            return out.view(q.shape), total.view(*q.shape[:3], 1)
 
-        return seen
+        return Before(seen, (self.begins[:rows] == 0)[:, None, None, None])
 
 
 def _put(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

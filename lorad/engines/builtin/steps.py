@@ -22,7 +22,9 @@ from lorad.models.ops import upload
 
 Result = torch.Tensor  # float64 [rows, 2]: a token, and its log-probability, so that one copy fetches both
 _Loras = Sequence[FrozenLora | None]
-Capture = Callable[[Callable[[], Result]], Callable[[], Result]]
+Outcome = tuple[Result, list[torch.Tensor]]  # of a step, and the experts of its tokens in each layer
+Captured = Callable[[], Outcome]
+Capture = Callable[[Captured], Captured]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
 _SPAN = 256  # tokens by which the span of a step grows at least on a GPU
 _GRAPHS = 64  # kept at most
@@ -31,14 +33,15 @@ _MANY_ROWS = 32  # above, rows are rounded up to a multiple of this; below to a 
 
 
 class StepShape(NamedTuple):
-    """What a step's shapes depend on: rows, span of the cache (tokens), what the sampler must do, and the
-    prompts that rows share, if any do.
+    """What a step's shapes depend on: rows, span of the cache (tokens), what the sampler must do, the prompts
+    that rows share, if any do, and whether the experts of tokens are noted.
     """
 
     rows: int
     span: int
     steps: Steps
     prompts: PromptShape | None = None
+    routed: bool = False
 
 
 class Rows:
@@ -141,11 +144,11 @@ def _step(
     most = base.config.max_position_embeddings
     positions = rows.lengths[active].clamp(max=most - 1)  # rows that are padding run on and on
     places = positions
-    seen = None
+    before = None
     if shape.prompts is not None:
         places = positions - prompts.begins[active]
-        seen = prompts.attention(positions, shape.prompts)
-    attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, seen)
+        before = prompts.attention(positions, shape.prompts)
+    attention = DecodeAttention(cache, places.clamp(0, cache.length - 1), shape.span, before)
     ids = rows.tokens[active, None]
     states = hidden(base, ids, positions[:, None], attention, lora, routing=recording)
     scores = logits(base, states[:, 0], lora)
@@ -182,19 +185,24 @@ class Stepper(Protocol):
 
 
 def stepper(models: Merger, bank_bytes: int) -> Stepper:
-    """Return what runs the steps of a base: it captures them on a GPU, where that is possible.
-
-    Mixtures of experts are never captured, since the rows of an expert change at each step, nor are gated
-    delta nets, since the warm-up of a capture would change their states.
-    """
+    """Return what runs the steps of a base: it captures them on a GPU, where that is possible."""
     if is_captured(models.base):
         return GraphedSteps(models, _CudaGraphs, bank_bytes)
     return EagerSteps(models, rounds=models.base.device.type == "cuda")
 
 
 def is_captured(base: Base) -> bool:
-    """Return whether steps of a base are captured, for which adapters are copied."""
-    return base.device.type == "cuda" and base.config.experts is None and base.config.delta is None
+    """Return whether steps of a base are captured, for which adapters are copied.
+
+    Those of gated delta nets are not, since the warm-up of a capture would change their states. Those of
+    mixtures are where torch's grouped product needs no sizes on the host: in bfloat16, from compute
+    capability 9.0 on (pytorch#169970).
+    """
+    if base.device.type != "cuda" or base.config.delta is not None:
+        return False
+    if base.config.experts is None:
+        return True
+    return base.dtype == torch.bfloat16 and torch.cuda.get_device_capability(base.device) >= (9, 0)
 
 
 def _distinct(loras: _Loras) -> tuple[list[FrozenLora | None], np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -251,7 +259,8 @@ class GraphedSteps:
     once.
 
     Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and
-    signature. These have `bank_bytes` together, or one of them more.
+    signature. These have `bank_bytes` together, or one of them more. Adapters on experts, which may be as
+    large as the base, are not copied, and steps with them are not captured.
     capturing: gives what captures: it makes something that can be replayed of a step, which then reads and
     writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
@@ -265,7 +274,9 @@ class GraphedSteps:
         self.capture = capturing()
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
-        self.graphs: OrderedDict[tuple[StepShape, _Bank | None], Callable[[], Result]] = OrderedDict()
+        self.graphs: OrderedDict[tuple[StepShape, _Bank | None], Captured] = OrderedDict()
+        self.uncaptured = EagerSteps(models, rounds=True)
+        self.has_experts = False  # of adapters that are bound
         self.place: tuple[object, ...] = ()
         self.prompts: tuple[object, ...] = ()
 
@@ -279,7 +290,9 @@ class GraphedSteps:
 
     def bind(self, loras: _Loras) -> None:
         distinct, owner = _distinct(loras)
-        if not any(distinct):
+        self.has_experts = any(lora is not None and lora.of_experts for lora in distinct)
+        self.uncaptured.bind(loras if self.has_experts else [])
+        if self.has_experts or not any(distinct):
             self.bank = None
             return
         count = len(distinct)
@@ -303,22 +316,31 @@ class GraphedSteps:
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
-        assert recording is None  # of mixtures, which are never captured
+        if self.has_experts:
+            return self.uncaptured.run(memory, shape, recording)
         self._forget_moved(memory)
         span = min(memory.cache.length, self.span(shape.span))
-        padded = shape._replace(rows=self.padded(shape.rows), span=span)
+        padded = shape._replace(rows=self.padded(shape.rows), span=span, routed=recording is not None)
         key = padded, self.bank
         if key not in self.graphs:
-            base = self.models.base
-            before = memory.rows.copy()
             bank = None if self.bank is None else self.banks[self.bank]
-            self.graphs[key] = self.capture(lambda: _step(base, bank, memory, padded))
+
+            def step() -> Outcome:
+                routes = None if recording is None else Recording(recording.shape)
+                result = _step(self.models.base, bank, memory, padded, routes)
+                return result, [] if routes is None else routes.layers
+
+            before = memory.rows.copy()
+            self.graphs[key] = self.capture(step)
             # capturing runs the step to warm up; what it wrote into the cache is written again
             memory.rows.restore(before)
             if len(self.graphs) > _GRAPHS:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
-        return self.graphs[key]()[: shape.rows]
+        result, layers = self.graphs[key]()
+        if recording is not None:
+            recording.layers = layers
+        return result[: shape.rows]
 
     def _forget_moved(self, memory: Memory) -> None:
         """Drop the steps that read or write what lies elsewhere now."""
@@ -341,7 +363,7 @@ class _CudaGraphs:
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Result]) -> Callable[[], Result]:
+    def __call__(self, run: Captured) -> Captured:
         """A replay of `run`, which is run twice before it is captured: kernels are chosen and libraries set
         up then.
         """
@@ -353,10 +375,10 @@ class _CudaGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            result = run()
+            outcome = run()
 
-        def replay() -> Result:
+        def replay() -> Outcome:
             graph.replay()
-            return result
+            return outcome
 
         return replay

@@ -125,11 +125,14 @@ class RemoteEngine(base.Engine):
     ) -> Self:
         """Start (or reach) every server and wait until they serve.
 
-        settings: see `settings_of`. shapes: (out, in) of every linear of the base. work: an existing
-        directory, the same in each life of the pool, for what the next life has to clear away. logs: where
-        `engine-<n>.log` goes;
-        None: to `work`. hosts: nodes, which have all servers; none: they are on this machine. Raises
-        SpecError, PoolLost with the end of a server's log.
+        settings: see `settings_of`.
+        shapes: (out, in) of every linear of the base.
+        work: an existing directory, the same in each life of the pool, with what the next life has to clear
+            away.
+        logs: where `engine-<n>.log` goes; None: to `work`.
+        hosts: nodes, which have all servers; none: they are on this machine.
+
+        Raises SpecError, PoolLost with the end of a server's log.
         """
         fleet = Fleet(cls.dialect(), settings, setup, Directories(work, logs or work), hosts)
         transport = ServerTransport(work, str(settings.model), fleet.dialect.kind.called)

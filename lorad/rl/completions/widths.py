@@ -31,10 +31,7 @@ class Widths:
             if waiting:
                 waiting.append(id)
                 piece = self._tokenizer.decode(waiting)
-            starts = (piece, f" {piece}")  # some tokenizers leave out the blank before a token that is alone
-            width = next((len(start) for start in starts if text.startswith(start, at)), None)
-            if width is None and len(text) - at < len(piece) and piece.startswith(text[at:]):
-                width = len(text) - at
+            width = self._width(piece, text, at)
             if width is not None:
                 waiting.clear()
             elif piece.endswith(_PART):
@@ -47,3 +44,12 @@ class Widths:
             widths.append(width)
             at += width
         return widths
+
+    @staticmethod
+    def _width(piece: str, text: str, at: int) -> int | None:
+        if text.startswith(piece, at):
+            return len(piece)
+        if text.startswith(f" {piece}", at):  # tokenizers may leave out a blank before it
+            return len(piece) + 1
+        is_cut = len(text) - at < len(piece) and piece.startswith(text[at:])
+        return len(text) - at if is_cut else None

@@ -95,19 +95,33 @@ def _described(encoded: bytes, cwd: Path) -> Described:
 
 
 def environment_rows(env: EnvSpec, split: str, cwd: Path) -> Iterator[Row]:
-    """Yield the rows of a split; no prompt is in both. Held out is what the environment evaluates on, or one
-    prompt in 16 where it evaluates on all that it trains on, or on nothing. Raises SpecError.
+    """Yield the rows of a split; no prompt is in both, or, where all rows have the same one, no answer.
+
+    Held out is what the environment evaluates on, or one prompt in 16 where it evaluates on all that it
+    trains on, or on nothing. These are in an order of chance, the same for ever: an environment may have its
+    rows in order, and an eval takes the first ones. Raises SpecError.
     """
     rows = described(env, cwd).rows
     if len(rows) < 2:
         problem = f"{env.name} has {len(rows)} rows, and a run needs two"
         raise SpecError(problem, key="env.args", hint="Have it make more, by its arguments.")
-    prompts = [msgspec.json.encode(row.prompt).decode() for row in rows]
-    held_out = {prompt for prompt, row in zip(prompts, rows, strict=True) if row.is_held_out}
-    has_own = bool(held_out) and not held_out.issuperset(prompts)
+    keys = [msgspec.json.encode(row.prompt) for row in rows]
+    if len({*keys}) == 1:  # a game, which begins alike whatever is hidden
+        keys = [msgspec.json.encode(row.answer) for row in rows]
+    if len({*keys}) == 1:
+        keys = [msgspec.json.encode(row) for row in rows]
+    digests = [hashlib.sha256(key).digest() for key in keys]
+    held_out = {digest for digest, row in zip(digests, rows, strict=True) if row.is_held_out}
+    has_own = bool(held_out) and not held_out.issuperset(digests)
     if not has_own:
-        chosen = {p for p in prompts if hashlib.sha256(p.encode()).digest()[0] % _HELD_OUT == 0}
-        held_out = chosen or {min(prompts)}
-    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True), 1):
-        if (prompt in held_out) == (split == "test") and row.is_held_out == (has_own and split == "test"):
-            yield Row(number, f"{env.name}:{number}", msgspec.to_builtins(row))
+        held_out = {digest for digest in digests if digest[0] % _HELD_OUT == 0} or {min(digests)}
+    is_test = split == "test"
+    chosen = [
+        (digest, number, row)
+        for number, (digest, row) in enumerate(zip(digests, rows, strict=True), 1)
+        if (digest in held_out) == is_test and row.is_held_out == (has_own and is_test)
+    ]
+    if is_test and not has_own:
+        chosen.sort(key=lambda each: each[:2])
+    for _, number, row in chosen:
+        yield Row(number, f"{env.name}:{number}", msgspec.to_builtins(row))

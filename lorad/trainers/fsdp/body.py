@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from lorad.adapters.targets import HEAD, renamed
 from lorad.errors import SpecError
@@ -273,17 +274,18 @@ class FsdpBody(Body):
         """Let the device go. The host keeps the base from the first time on: nothing of it ever changes."""
         is_first = not self._on_host
         kept = iter(self._on_host)
+        keep = _pinned if self.device.type == "cuda" else Tensor.cpu
 
         def on_host(tensor: Tensor) -> Tensor:
             if not is_first:
                 return next(kept)
-            self._on_host.append(tensor.to("cpu"))
+            self._on_host.append(keep(tensor))
             return self._on_host[-1]
 
         self._move(on_host)
 
     def onload(self) -> None:
-        self._move(lambda tensor: tensor.to(self.device))
+        self._move(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the model's logits, [tokens, vocab]."""
@@ -296,3 +298,14 @@ class FsdpBody(Body):
         stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
         staying = {id(tensor) for tensor in stays}
         self.model._apply(lambda tensor: tensor if id(tensor) in staying else where(tensor))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Return a copy of a GPU's tensor in pinned memory of the host, out of which the GPU copies at the speed
+    of the bus while the host goes on.
+    """
+    copy = tensor.to("cpu")
+    if isinstance(copy, DTensor):
+        copy._local_tensor = copy._local_tensor.pin_memory()  # a DTensor cannot be pinned itself
+        return copy
+    return copy.pin_memory()

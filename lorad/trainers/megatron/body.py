@@ -21,7 +21,7 @@ from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, un
 from lorad.trainers.megatron.pipeline import Pipeline, Run
 from lorad.trainers.megatron.provider import DTYPES, Base, build
 from lorad.trainers.megatron.routes import RouteReplay
-from lorad.trainers.megatron.targets import MegatronModule, chosen, paths_here, those_here, trainable_shapes
+from lorad.trainers.megatron.targets import chosen, paths_here, those_here, trainable_shapes
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
 from lorad.trainers.sharded.head import Differentiating, RowLoss, ScoringVisit, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
@@ -144,7 +144,17 @@ class MegatronBody(Body):
     def mount(self, key: MountKey) -> Mounted:
         self.unmount()
         targets = chosen(key, self._shapes)
-        self._wrap(targets, key)
+        failure: AdapterRefused | None = None  # every stage is wrapped, or none
+        try:
+            self._wrapped = wrap(self._model, those_here(targets, self._paths), key)
+        except AdapterRefused as error:
+            failure = error
+        mine = self._pipeline.rank if self._wrapped else self._pipeline.size
+        lowest = self._pipeline.least(-1 if failure else mine)
+        if lowest < 0:
+            self.unmount()
+            raise failure or AdapterRefused("another stage of the pipeline refused the adapter")
+        self._pipeline.first_trained = lowest
         mounted = MegatronMounted(
             targets, self._wrapped, key, self._export, self._shapes, self.device, self._pipeline.whole
         )
@@ -161,20 +171,6 @@ class MegatronBody(Body):
             self.unmount()
             raise
         return mounted
-
-    def _wrap(self, targets: Sequence[MegatronModule], key: MountKey) -> None:
-        """Wrap the targets on every stage, or on none."""
-        failure: AdapterRefused | None = None
-        try:
-            self._wrapped = wrap(self._model, those_here(targets, self._paths), key)
-        except AdapterRefused as error:
-            failure = error
-        mine = self._pipeline.rank if self._wrapped else self._pipeline.size
-        lowest = self._pipeline.least(-1 if failure else mine)
-        if lowest < 0:
-            self.unmount()
-            raise failure or AdapterRefused("another stage of the pipeline refused the adapter")
-        self._pipeline.first_trained = lowest
 
     def unmount(self) -> None:
         unwrap(self._model, self._wrapped)

@@ -88,7 +88,18 @@ def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
         from megatron.bridge.models.gpt_provider import local_layer_spec
 
         own |= {"transformer_layer_spec": local_layer_spec, **_NO_FUSION}
-    _set(provider, own, settings.args)
+    names = {field.name for field in fields(provider)}
+    for name in settings.args:
+        if name not in names:
+            raise SpecError(
+                f"{type(provider).__name__} has no field {name}",
+                key="trainer.backend_args",
+                hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this "
+                "model",
+            )
+    for name, value in (own | settings.args).items():
+        if name in names:
+            setattr(provider, name, value)
     try:
         provider.finalize()
     except (ValueError, AssertionError, TypeError) as error:
@@ -143,21 +154,6 @@ def _check(settings: BodySettings) -> None:
             log.warning(
                 "trainer.%s: more than one %s was only ever run on tiny models, without a GPU", name, kind
             )
-
-
-def _set(provider: Any, own: dict[str, object], args: dict[str, object]) -> None:
-    names = {field.name for field in fields(provider)}
-    for name in args:
-        if name not in names:
-            raise SpecError(
-                f"{type(provider).__name__} has no field {name}",
-                key="trainer.backend_args",
-                hint="fields are those of Megatron's TransformerConfig and of Bridge's provider for this "
-                "model",
-            )
-    for name, value in (own | args).items():
-        if name in names:
-            setattr(provider, name, value)
 
 
 def _model(provider: Any, settings: BodySettings) -> nn.Module:

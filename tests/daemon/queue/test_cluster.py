@@ -17,7 +17,7 @@ from lorad.box.config import Backend, Config, Limit, Queue
 from lorad.daemon.api.verbs.pools import list_nodes
 from lorad.daemon.context import Context
 from lorad.daemon.pools.grants import with_likely_first
-from lorad.daemon.process.sharing import OneUser
+from lorad.daemon.process.sharing import Users
 from lorad.daemon.queue import cluster as room
 from lorad.daemon.queue.forecast import forecast
 from lorad.daemon.queue.place import place_runs
@@ -168,7 +168,7 @@ async def test_lower_priority_gives_its_nodes(home: Path) -> None:
 
 async def test_agents_of_another_user_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behave(home, **SLOW)
-    monkeypatch.setattr(OneUser, "shared", True)
+    monkeypatch.setattr(Users, "shared", True)
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2)) as ctx:
         write_cluster(home, {"h0": None, "h1": None}, uid=54321)
         spread(ctx, "a")

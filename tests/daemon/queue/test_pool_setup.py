@@ -18,7 +18,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.pool import Pool, load_pool, setup_for
 from lorad.daemon.pools.life import find_or_make
-from lorad.daemon.process.sharing import OneUser
+from lorad.daemon.process.sharing import Users
 from lorad.daemon.queue.place import starting
 from lorad.errors import SpecError
 from lorad.pool.attest.canaries import PROMPT_TOKENS
@@ -277,7 +277,7 @@ def test_the_log_of_an_engine_is_its_servers(rollout: dict[str, Any], of: str, f
     for number in (1, 2):
         pool.attempt(number).root.mkdir(parents=True)
         (pool.attempt(number).root / "command.json").touch()
-    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=OneUser()))
+    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=Users()))
     assert log_of(ctx, a_run(pool="p"), of) == home / "p" / "attempts" / "0002" / file
     with pytest.raises(SpecError, match="no log of 'engine-x'"):
         log_of(ctx, a_run(pool="p"), "engine-x")
@@ -287,7 +287,7 @@ def test_the_log_of_a_trainer_is_its_ranks(home: Path) -> None:
     pool = Pool(setup(trainer={"backend": "fsdp"}), home / "p")
     pool.attempt(1).root.mkdir(parents=True)
     (pool.attempt(1).root / "command.json").touch()
-    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=OneUser()))
+    ctx = cast(Context, SimpleNamespace(pools={"p": pool}, users=Users()))
     assert log_of(ctx, a_run(pool="p"), "trainer") == pool.attempt(1).root / "trainer.log"
 
 

@@ -10,8 +10,8 @@ from lorad.cli.bill import print_bill
 from lorad.daemon.bill.answer import bill_of
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
+from lorad.daemon.queue.limits import enough_again, over_hours
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.quotas import enough_again, over_hours
 from lorad.errors import SpecError
 from lorad.store.bill import HOUR
 from tests.daemon.queue.test_limits import owned, told, working

@@ -12,8 +12,8 @@ from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue import simulate as module
 from lorad.daemon.queue import tenants
 from lorad.daemon.queue.choose import choose
+from lorad.daemon.queue.limits import enough_from
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.quotas import enough_from
 from lorad.daemon.queue.simulate import Foreseen, simulate
 from lorad.daemon.queue.snapshot import Snapshot, take_snapshot
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus

@@ -11,11 +11,11 @@ import pytest
 
 from lorad.box.config import AlarmLimits
 from lorad.box.paths import Home
-from lorad.box.tables import STATE, write
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.daemon.services.table import keep_services
 from lorad.notify.outbox import load
 from lorad.notify.table import Failed, State
+from lorad.protocol.tables import STATE, write
 from lorad.states import EndReason, Move
 from lorad.store import events, runs
 from tests.kit.daemon_world import (

@@ -10,13 +10,13 @@ import pytest
 from msgspec import Struct
 
 from lorad.box.config import Supervision
-from lorad.box.tables import STATE, read_state
 from lorad.daemon import health
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.daemon.services import service, table
 from lorad.daemon.services.service import OWN, Failure, Service, ServiceProcess, Upkeep, on_table, stop
 from lorad.daemon.troubles import Item
+from lorad.protocol.tables import STATE, read_state
 from tests.kit import daemon_world
 from tests.kit.daemon_world import open_context, reconciling, until
 

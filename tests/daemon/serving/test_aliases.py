@@ -15,7 +15,7 @@ from lorad.bounds import FOREIGN_ALIASES
 from lorad.daemon import reconcile
 from lorad.daemon.access import must_move
 from lorad.daemon.api.verbs.aliases import move
-from lorad.daemon.process.sharing import OneUser, SharedBox
+from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.process.users import Caller
 from lorad.daemon.serving.table import keep_table
 from lorad.errors import AttestationFailed, Conflict, IntegrityError, LoradError, NotFound, SpecError
@@ -307,4 +307,4 @@ async def test_rollbacks_to_foreign_versions_are_limited_too(home: Path) -> None
         must_move(ctx, eve, "one-more", None, runs.get(ctx.store, "b"))
         await api("discard", "a@1001")  # what somebody else would roll back to goes when its owner wants it
         assert not (home / "runs/a/versions/001001").exists()
-        ctx.users = OneUser()
+        ctx.users = Users()

@@ -180,3 +180,11 @@ def test_sources_of_the_hub_imply_what_they_need() -> None:
     (own,) = spec.of_sources.values()
     assert (own.env.name, own.env.workers, own.env.concurrency) == ("verifiers:sums", 1, 16)
     assert spec.deterministic is False and spec.env.name is None
+
+
+def test_the_run_bounds_failures_of_environments() -> None:
+    own: dict[str, Any] = {"a.jsonl": {"env": "lookup"}, "b.jsonl": 1}
+    share = "reward={name: gsm8k, max_failures: 0.8}"
+    assert load_spec("", overrides=[f"data.train={json.dumps(own)}", share]).max_failures == 0.8
+    own["b.jsonl"] = {"reward": {"name": "gsm8k", "max_failures": 0.1}}
+    assert load_spec("", overrides=[f"data.train={json.dumps(own)}", share]).max_failures == 0.1

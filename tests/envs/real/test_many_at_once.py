@@ -41,23 +41,28 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.parametrize(("version", "name"), [("0.3", "troubled-v0"), ("0.4", "troubled-v1")])
 @pytest.mark.parametrize(
-    ("fault", "error"), [("kills", "SIGKILL"), ("blocks", "it took 30 s"), ("waits", "it took 30 s")]
+    ("fault", "error"), [("kills", "SIGKILL"), ("blocks", "it took 90 s"), ("waits", "it took 90 s")]
 )
-def test_a_fault_costs_its_own_episode(fault: str, error: str, door: str, tmp_path: Path) -> None:
+def test_a_fault_costs_its_own_episode(
+    fault: str, error: str, version: str, name: str, door: str, tmp_path: Path
+) -> None:
     noted = tmp_path / "noted"
+    args = {"noted": str(noted), "count": EPISODES, "faults": [fault]}
     spec = EnvSpec(
-        name="verifiers:troubled-v0",
-        python=PYTHONS["0.3"],
-        args={"noted": str(noted), "count": EPISODES, "faults": [fault]},
+        name=f"verifiers:{name}",
+        python=PYTHONS[version],
+        args=args if version == "0.3" else {"taskset": args},
         workers=1,
         concurrency=EPISODES,
-        episode_timeout=30.0,
+        episode_timeout=600.0 if fault == "kills" else 90.0,
         start_timeout=3000.0,
     )
     rows = [
-        {"index": index, "is_held_out": False, "prompt": [{"role": "user", "content": f"Row {index}."}]}
+        {"index": index, "is_held_out": False, "prompt": prompt}
         for index in range(EPISODES)
+        for prompt in [f"Row {index}."]
     ]
     programs = Programs(spec, tmp_path)
 

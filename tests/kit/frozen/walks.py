@@ -164,6 +164,12 @@ WALKS: dict[str, Walk] = {
     "palette": walk(("ctrl+p",), last=("Search",)),
     "lost": lost,
 }
+BOXES: dict[str, Walk] = {
+    "boxes": walk(("b",), "2 of 3 boxes answer", ("G",), last=("`ssh h3` has to work.",)),
+    "all_runs": walk(
+        ("colon", *typed("box all"), "enter"), "of 2 of 3 boxes", ("G",), last=("h3: host h3 cannot", "far")
+    ),
+}
 ODD: dict[str, Walk] = {  # what no terminal and no chart may be hurt by
     "hostile": tab(2, "answer: 112", ("G",), last=("not markup",)),
     "chances": tab(2, "agent/0", ("c", "enter", "G"), last=("probability", "not markup"), of="one-answer"),

@@ -75,7 +75,7 @@ def can_read(fd: int, seconds: float | None) -> bool:
 
 def have_warm_children() -> None:
     """Have what this process renders templates with, and asks for the names of a model, forked."""
-    from lorad.backends.trainer_install import interpreter_of
+    from lorad.backends.installed import interpreter_of
     from lorad.preflight import trainers
     from lorad.rl import templates
 

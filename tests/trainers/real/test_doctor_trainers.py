@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lorad.adapters.adapter import AdapterConfig
+from lorad.backends.installed import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.recipes import recipe_of
-from lorad.backends.trainer_install import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.trainer_probe import WANTED
 from lorad.box.config import Config, backends_of
 from lorad.children.interpreter import NoInterpreter, installed, look

@@ -4,21 +4,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from lorad import errors
-from lorad.client.boxes.entry import BoxEntry
-from lorad.client.boxes.remote import FarDaemon, There
-from lorad.client.transport import Transport
 from lorad.tui import watch
 from lorad.tui.boxes.screen import BoxesScreen
 from lorad.tui.dashboard.screen import Dashboard
+from lorad.tui.state_files import state_file
+from tests.kit.frozen.boxes import two_boxes
 from tests.kit.tui_world import (
-    DEVICE,
-    Prepared,
     User,
     World,
     a_run,
@@ -29,52 +24,11 @@ from tests.kit.tui_world import (
     using,
 )
 
-FREE = {"device": "cuda:1", "name": "H100", "memory_total": 80 << 30}
-REFUSED = errors.HostUnreachable("host h3 cannot be reached: Permission denied", hint="`ssh h3` has to work.")
-
-
-@dataclass(frozen=True)
-class Far(There):
-    """A box whose daemon answers from memory; one without a world is refused by ssh."""
-
-    world: World | None = None
-
-    def transport(self, timeout: float) -> Transport:  # type: ignore[override]
-        if self.world is None:
-            raise REFUSED
-        return Prepared(self.world)
-
-    def facts(self) -> FarDaemon:
-        return FarDaemon("", "", "", 1, "ann", True, "/home/ann")
-
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     """The world of h2; h3 is refused, and no daemon runs in the home of this machine."""
-    (tmp_path / "lorad").mkdir()
-    hosts = {name: {"ssh": name} for name in ("h2", "h3")}
-    (tmp_path / "lorad/hosts.yaml").write_text(json.dumps({"hosts": hosts}))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("LORAD_HOME", str(tmp_path / "home"))
-    world = World(
-        a_run("far", signals={"at": time.time(), "kl": 0.9}),
-        a_run("waits-far", state="queued"),
-        a_run("broken", state="ended", reason="failed"),
-    )
-    world.answers |= {"devices": [{**DEVICE, "processes": []}, FREE], "pools": [], "events": []}
-    world.answers["POST select"] = {"items": world.runs}
-    world.answers["status"] = {
-        "pid": 1,
-        "caller": {"user": "ann", "admin": True},
-        "runs": {"running": 1, "queued": 1, "ended": 1},
-    }
-    worlds = {"h2": world}
-    monkeypatch.setattr(watch, "default_home", lambda: tmp_path / "home")
-    monkeypatch.setattr(
-        watch,
-        "there",
-        lambda name, asks: Far(name, BoxEntry(name), asks=asks, world=worlds.get(name)),
-    )
+    world = two_boxes(tmp_path / "home", tmp_path, monkeypatch)
     yield world
     world.live(False)
 
@@ -146,6 +100,33 @@ async def test_enter_shows_a_box_and_acts_there(far: World) -> None:
         await user.press("P")
         await until(user, lambda: here.asked)
         assert here.asked == [("pause", "bold")] and len(far.asked) == 1
+
+
+async def test_alarms_are_acknowledged_on_their_box(far: World, tmp_path: Path) -> None:
+    dead = a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time())
+    here = World(dead, a_run("old", state="ended", reason="failed", ended_at=dead["ended_at"]))
+    far.runs[:] = [dead]
+    kept = state_file("acknowledged.json")
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({f"old {dead['ended_at']}": dead["ended_at"]}))  # when there was one box
+    async with using(here) as user:
+        await until(user, lambda: line(user, "#alarmed").startswith("1 alarm  "))
+        await typed(user, "box h2")
+        await until(user, lambda: " h2 " in screen_text(user) and line(user, "#alarmed").startswith("1 al"))
+        await user.press("z")
+        await until(user, lambda: not line(user, "#alarmed"))
+        await user.press("b")
+        await shown(user, "reachable")
+        (row,) = [row.split() for row in screen_text(user).splitlines() if " reachable" in row]
+        assert row[5:7] == ["1", "0"]  # it failed, and has no alarm
+        await typed(user, "box local")
+        await shown(user, " here ", "dead")
+        assert line(user, "#alarmed").startswith("1 alarm  ")
+    async with using(World(dead)) as user:
+        await until(user, lambda: line(user, "#alarmed").startswith("1 alarm  "))
+        await typed(user, "box h2")
+        await shown(user, " h2 ", "dead")
+        assert not line(user, "#alarmed")
 
 
 async def test_a_question_names_its_box(far: World) -> None:

@@ -138,7 +138,8 @@ def _device_view(
 ) -> Device:
     """Describe a device as the caller may see it.
 
-    cpu: what was measured just now of a machine without GPUs. past: samples of the last hour.
+    cpu: what was measured just now of a machine without GPUs.
+    past: samples of the last hour.
     """
     sight = cpu or ctx.gpus.sights.seen.get(device.uuid)
     who = reader(ctx, call.caller)

@@ -154,21 +154,14 @@ def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
     more = [] if body.steps is None else [f"trainer.steps={body.steps}"]
     spec = override(before, [*body.overrides, *more])
     if not body.fresh:
-        _refuse_other_critic(before, spec)
+        rank = before.algorithm.critic.rank
+        both = before.algorithm.has_critic and spec.algorithm.has_critic
+        if both and spec.algorithm.critic.rank != rank:
+            hint = "Leave it out, or --fresh takes the policy's weights alone and begins with a new critic."
+            problem = f"the critic that the fork takes along has rank {rank or before.lora.rank}"
+            raise SpecError(problem, key="algorithm.critic.rank", hint=hint)
         spec = fitted(spec, body.overrides, start.trained)
     return spec
-
-
-def _refuse_other_critic(before: Spec, spec: Spec) -> None:
-    """Raise SpecError for a critic of another rank than the one that the checkpoint has."""
-    rank = before.algorithm.critic.rank
-    both = before.algorithm.has_critic and spec.algorithm.has_critic
-    if both and spec.algorithm.critic.rank != rank:
-        raise SpecError(
-            f"the critic that the fork takes along has rank {rank or before.lora.rank}",
-            key="algorithm.critic.rank",
-            hint="Leave it out, or --fresh takes the policy's weights alone and begins with a new critic.",
-        )
 
 
 def _free_name(ctx: Context, parent: str) -> str:

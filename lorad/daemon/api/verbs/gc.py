@@ -3,7 +3,6 @@ directories of runs that were removed.
 """
 
 import asyncio
-from collections.abc import Iterable
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -34,7 +33,16 @@ async def collect(ctx: Context, call: Call) -> Collected:
     sizes = await in_thread(ctx, call.caller.uid, measure, await found(ctx, call.caller))
     doomed = [item for item in await found(ctx, call.caller) if item.path in sizes]
     if not body.dry_run:
-        doomed = await _deleted_of(ctx, call.caller.uid, doomed)
+        done = list[Doomed]()
+        gone = list[Path]()
+        for run, group in groupby(doomed, key=lambda item: item.run):
+            for item in still(ctx, run, group):  # not what was asked for since
+                done.append(item)
+                if (path := delete(ctx, item)) is not None:
+                    gone.append(path)
+            await asyncio.sleep(0)
+        await in_thread(ctx, call.caller.uid, discard_all, gone)
+        doomed = done
     deleted = [Deleted(item.run, str(item.path), sizes[item.path], item.why) for item in doomed]
     total = sum(sizes[item.path] for item in doomed)
     before = rollbacks(ctx.store)  # versions that stay, as an alias of the caller's would roll back to them
@@ -61,17 +69,3 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
         if len(items) % _TURN == 0:
             await asyncio.sleep(0)
     return items
-
-
-async def _deleted_of(ctx: Context, uid: int, items: Iterable[Doomed]) -> list[Doomed]:
-    """Delete the items, except what was asked for since they were found. Returns what was deleted."""
-    done = list[Doomed]()
-    gone = list[Path]()
-    for run, group in groupby(items, key=lambda item: item.run):
-        for item in still(ctx, run, group):
-            done.append(item)
-            if (path := delete(ctx, item)) is not None:
-                gone.append(path)
-        await asyncio.sleep(0)
-    await in_thread(ctx, uid, discard_all, gone)
-    return done

@@ -96,7 +96,13 @@ async def select_runs(ctx: Context, call: Call) -> list[Run]:
     body = call.json(SelectRequest)
     words = [word.removeprefix("-") for word in body.sort]
     for word in (*body.keys, *words):
-        _refuse_no_key(word)
+        keys = leaves(Spec)
+        if "." in word and not any(
+            f"{key}.".startswith(f"{word}.") or word.startswith(f"{key}.") for key in keys
+        ):
+            near = get_close_matches(word, keys, 1)
+            hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
+            raise SpecError(f"a spec has no key {word}", hint=hint)
     metrics_of = [word for word in (*body.keys, *words) if word not in COLUMNS and not is_of_spec(word)]
     owner_uid = None if sees_all(ctx, call.caller) else call.caller.uid
     selected = await ctx.read(
@@ -129,17 +135,6 @@ def _refuse_unmeasured(words: Sequence[str], metrics: Sequence[str]) -> None:
             near = keys or get_close_matches(word, {*COLUMNS, *LISTED, *metrics})
             hint = f"Did you mean {' or '.join(near)}?" if near else f"Columns are {', '.join(COLUMNS)}."
             raise SpecError(f"{word} is no column, and no run has measured it lately", hint=hint)
-
-
-def _refuse_no_key(word: str) -> None:
-    """Raise SpecError for a dotted word that is no key of a spec, nor a section or an element of one."""
-    keys = leaves(Spec)
-    if "." in word and not any(
-        f"{key}.".startswith(f"{word}.") or word.startswith(f"{key}.") for key in keys
-    ):
-        near = get_close_matches(word, keys, 1)
-        hint = f"Did you mean {near[0]}?" if near else "docs/spec.md lists all keys."
-        raise SpecError(f"a spec has no key {word}", hint=hint)
 
 
 async def show_run(ctx: Context, call: Call) -> RunDetails:

@@ -1,7 +1,6 @@
 """A taskset as they are written for verifiers 0.4."""
 
 import itertools
-from types import SimpleNamespace
 
 import verifiers.v1 as vf
 
@@ -22,7 +21,7 @@ class ToyTaskset(vf.Taskset):
         prompt = None if getattr(self.config, "silent", False) else "S:{}="
         for number in itertools.count() if self.INFINITE else range(40):
             said = prompt and prompt.format(number)
-            yield kind(SimpleNamespace(prompt=said, system_prompt="Be brief.", answer="right"))
+            yield kind(vf.TaskData(number=number, prompt=said, system_prompt="Be brief.", answer="right"))
 
     def toolsets(self, config):
         return ["a tool"] if getattr(config, "tools", False) else []

@@ -41,9 +41,12 @@ def is_first(path):
 
 
 def rows(kind, count):
-    said = [{"role": "user", "content": f"{kind} {{}}="}]
+    is_game = kind.startswith("game")  # which begins alike, whatever is hidden
     return [
-        {"prompt": [{**said[0], "content": f"S:{n}=", "tool_calls": None}], "answer": kind}
+        {
+            "prompt": [{"role": "user", "content": "Guess." if is_game else f"S:{n}=", "tool_calls": None}],
+            "answer": f"word {n}" if kind == "game of words" else kind,
+        }
         for n in range(count)
     ]
 

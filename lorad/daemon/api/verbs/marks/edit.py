@@ -30,7 +30,13 @@ async def edit(ctx: Context, call: Call) -> Run:
     """
     overrides = call.json(EditRequest).overrides
     run = runs.get(ctx.store, call.run)
-    _refuse_begun(run)
+    if run.state != RunState.QUEUED:
+        hint = (
+            f"`lorad resume {run.name} key=value` changes keys from its next attempt on."
+            if RunState(run.state).is_over
+            else f"`lorad pause {run.name}`, and then `lorad resume {run.name} key=value`."
+        )
+        raise Conflict(f"run {run.name} is {run.state}, and only a queued run can be edited", hint=hint)
     _refuse_other_keys(run, overrides)
     before = spec_of(run)
     spec = await in_thread(ctx, call.caller.uid, override, before, overrides)
@@ -52,16 +58,6 @@ async def edit(ctx: Context, call: Call) -> Run:
         write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
     ctx.loop.poke()
     return run_view(ctx, runs.get(ctx.store, call.run))
-
-
-def _refuse_begun(run: RunRow) -> None:
-    if run.state != RunState.QUEUED:
-        hint = (
-            f"`lorad resume {run.name} key=value` changes keys from its next attempt on."
-            if RunState(run.state).is_over
-            else f"`lorad pause {run.name}`, and then `lorad resume {run.name} key=value`."
-        )
-        raise Conflict(f"run {run.name} is {run.state}, and only a queued run can be edited", hint=hint)
 
 
 def _refuse_other_keys(run: RunRow, overrides: list[str]) -> None:

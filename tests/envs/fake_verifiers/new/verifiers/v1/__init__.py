@@ -55,9 +55,14 @@ class EnvConfig:
         yield from self.agents.items()
 
 
+class TaskData(SimpleNamespace):
+    def model_dump_json(self, exclude_none):
+        return json.dumps({key: value for key, value in vars(self).items() if value is not None})
+
+
 @dataclass
 class Task:
-    data: SimpleNamespace
+    data: TaskData
     config: object = None
     NEEDS_CONTAINER = False
 
@@ -102,7 +107,8 @@ class Env:
 
     async def run_episode(self, task, context):
         assert self.is_serving and os.environ[context.client.api_key_var]
-        body = {"model": context.model, "messages": [{"role": "user", "content": task.data.prompt}],
+        first = task.data.prompt or "Begin."
+        body = {"model": context.model, "messages": [{"role": "user", "content": first}],
                 **vars(context.sampling), "stream": False}  # fmt: skip
         said = await asyncio.to_thread(_ask, context.client.base_url, body)
         is_right = float(task.data.answer == said.get("text"))
@@ -116,6 +122,14 @@ class Env:
         )
         errors = [SimpleNamespace(type="ProviderError", message=said["error"])] if "error" in said else []
         return SimpleNamespace(ok=not errors, errors=errors, traces=[trace])
+
+
+class SingleAgentEnv(Env):
+    """One agent and its task, which nobody else opens."""
+
+
+def default_agent_harness(taskset_id):
+    return HarnessConfig()
 
 
 def _ask(url, body):

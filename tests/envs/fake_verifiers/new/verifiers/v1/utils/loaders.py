@@ -22,10 +22,6 @@ def default_harness_id(taskset_id):
     return "bash"
 
 
-def default_agent_harness(taskset_id):
-    return v1.HarnessConfig()
-
-
 def harness_class(harness_id):
     return type(
         harness_id, (), {"EXECUTES_CODE": HARNESSES[harness_id], "__module__": "verifiers.v1.harnesses"}
@@ -33,4 +29,4 @@ def harness_class(harness_id):
 
 
 def load_environment(config):
-    return v1.Env(config)
+    return (v1.Env if getattr(config.taskset, "opens", False) else v1.SingleAgentEnv)(config)

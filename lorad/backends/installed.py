@@ -1,16 +1,17 @@
-"""Whether a trainer that runs in an environment of its own is installed, and how to install it.
+"""Whether a server, or a trainer that runs in an environment of its own, is installed, and how to install it.
 
-Imports none of it.
+Imports none of them.
 """
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lorad.backends import recipes
 from lorad.children.interpreter import NoInterpreter, installed
 from lorad.errors import SpecError
+from lorad.servers.table import SERVERS
 
 NEEDED = {
     "megatron": (
@@ -19,7 +20,7 @@ NEEDED = {
     ),
     "fsdp": ("torch", "transformers", "peft", "accelerate", "safetensors", "msgspec"),
 }
-"""Distributions, those that make the backend first."""
+"""Distributions of trainers, those that make the backend first."""
 FOR_GPUS = {"megatron": ("transformer-engine",)}
 """And on GPUs."""
 TRIED = {
@@ -34,7 +35,7 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
 
     gpu: see `lorad/backends/recipes.py`.
     """
-    if backend == "megatron":
+    if backend != "fsdp":
         return recipes.install_lines(backend, gpu=gpu)
     python = f"{recipes.PREFIX}/{backend}/bin/python"
     tried = TRIED[backend]
@@ -48,13 +49,12 @@ def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
     ]
 
 
-def _install_hint(backend: str) -> str:
+def install_hint(backend: str) -> str:
+    """Say how to install a backend."""
     lines = "\n".join(f"    {line}" for line in install_lines(backend))
-    where = "" if backend == "megatron" else " beside lorad, or apart from it"
-    return (
-        f"If {backend} is not installed yet{where}, then in a shell, and in config.yaml of lorad's "
-        f"home:\n{lines}"
-    )
+    where = " beside lorad, or apart from it" if backend == "fsdp" else ""
+    home = f"in a shell, and in config.yaml of lorad's home:\n{lines}"
+    return f"If {backend} is not installed yet{where}, then {home}"
 
 
 def mending_hint(backend: str) -> str:
@@ -71,34 +71,50 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
         return named
     if backend == "megatron":
         raise SpecError(
-            f"config.yaml names no python for {backend}", key="trainer.backend", hint=_install_hint(backend)
+            f"config.yaml names no python for {backend}", key="trainer.backend", hint=install_hint(backend)
         )
     return Path(sys.executable)
 
 
-def installed_versions(backend: str, python: Path, *, gpu: bool = False) -> Mapping[str, str]:
-    """List the versions of what the backend needs beside the interpreter. Raises SpecError that says what is
+def installed_version(server: str, python: Path) -> str:
+    """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to
+    install it.
+    """
+    names = SERVERS[server].distributions
+    versions = _versions(server, python, names, "rollout.backend")
+    if not versions:
+        problem = f"{server} is not installed beside {python}"
+        raise SpecError(problem, key="rollout.backend", hint=install_hint(server))
+    return next(versions[name] for name in names if name in versions)
+
+
+def installed_versions(trainer: str, python: Path, *, gpu: bool = False) -> Mapping[str, str]:
+    """List the versions of what the trainer needs beside the interpreter. Raises SpecError that says what is
     missing.
     """
-    needed = (*NEEDED[backend], *(FOR_GPUS.get(backend, ()) if gpu else ()))
-    try:
-        versions = installed(python, needed)
-    except NoInterpreter as error:
-        raise SpecError(
-            f"{python}, for {backend}: {error}", key="trainer.backend", hint=_install_hint(backend)
-        ) from None
+    needed = (*NEEDED[trainer], *(FOR_GPUS.get(trainer, ()) if gpu else ()))
+    versions = _versions(trainer, python, needed, "trainer.backend")
     if missing := [name for name in needed if name not in versions]:
-        raise SpecError(
-            f"{backend} needs {', '.join(missing)}, not installed beside {python}",
-            key="trainer.backend",
-            hint=_install_hint(backend),
-        )
+        problem = f"{trainer} needs {', '.join(missing)}, not installed beside {python}"
+        raise SpecError(problem, key="trainer.backend", hint=install_hint(trainer))
     return versions
 
 
-def older(backend: str, versions: Mapping[str, str]) -> list[str]:
+def _versions(backend: str, python: Path, names: Sequence[str], key: str) -> Mapping[str, str]:
+    try:
+        return installed(python, names)
+    except NoInterpreter as error:
+        raise SpecError(f"{python}, for {backend}: {error}", key=key, hint=install_hint(backend)) from None
+
+
+def is_older(version: str, server: str) -> bool:
+    """Return whether a version is older than the oldest that lorad was tried with."""
+    return _numbers(version) < _numbers(SERVERS[server].tried)
+
+
+def older(trainer: str, versions: Mapping[str, str]) -> list[str]:
     """List, as sentences, the packages that are older than the oldest that lorad was tried with."""
-    tried = TRIED[backend]
+    tried = TRIED[trainer]
     return [
         f"{name} is {versions[name]}; lorad was tried with {tried[name]} and newer"
         for name in tried
