@@ -105,9 +105,11 @@ def hour(device: Device, width: int, height: int, now: float) -> Text:
     parts = []
     for name, value, values, top in figures:
         parts.append(Text.assemble((f"{name} ", "bold"), value))
-        lines = _bars(_spread(past, values, width, now), top, height)
-        parts += [Text(line, style="green") for line in lines]
-    parts.append(Text(f"{'1 hour ago':<{max(width - 3, 10)}}now", style="dim"))
+        if past:
+            lines = _bars(_spread(past, values, width, now), top, height)
+            parts += [Text(line, style="green") for line in lines]
+    axis = f"{'1 hour ago':<{max(width - 3, 10)}}now" if past else "Nothing of the last hour was measured."
+    parts.append(Text(axis, style="dim"))
     return Text("\n", no_wrap=True, overflow="crop").join(parts)
 
 

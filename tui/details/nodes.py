@@ -47,8 +47,8 @@ def _draw(seen: _Seen | None, _chosen: Chosen, _size: Size) -> Drawn:
     if seen is None:
         return Drawn(title)
     free = sum(node.free for node in seen.nodes)
-    about = f"{counted(len(seen.nodes), 'node')}, {counted(free, 'device')} free" if seen.nodes else _NONE
-    parts = [about, *(f"{pool.pool} {pool.waiting}" for pool in seen.pools if pool.waiting)]
+    summary = f"{counted(len(seen.nodes), 'node')}, {counted(free, 'device')} free" if seen.nodes else _NONE
+    parts = [summary, *(f"{pool.pool} {pool.waiting}" for pool in seen.pools if pool.waiting)]
     rows = dict[str, Cells]()
     values = dict[str, Values]()
     for node in seen.nodes:
@@ -73,4 +73,5 @@ def _draw(seen: _Seen | None, _chosen: Chosen, _size: Size) -> Drawn:
     agents = {node.node: "".join(node.agents[:1]) for node in seen.nodes}
     opens = {node: ("pool", agent.rpartition("@")[0]) for node, agent in agents.items()}
     above = "\n".join(map(one_line, parts))
-    return Drawn(title, above, "", rows, values, command="lorad nodes", opens=opens)
+    about = {node.node: node.says for node in seen.nodes}
+    return Drawn(title, above, "", rows, values, command="lorad nodes", opens=opens, about=about)

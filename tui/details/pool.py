@@ -86,4 +86,5 @@ def _draw(name: str, news: _PoolNews | None, _chosen: Chosen, _size: Size) -> Dr
     values = pool_figures.values(seen, rows)
     above = pool_figures.lines(pool, len(seen.waiting))
     opens = {key: ("run", key) for key in rows}
-    return Drawn(title, above, "", rows, values, command="lorad pools", opens=opens, ended=name)
+    about = {run.name: run.waiting or "" for run in seen.waiting}
+    return Drawn(title, above, "", rows, values, command="lorad pools", opens=opens, about=about, ended=name)

@@ -11,6 +11,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from lorad.client.client import Client
+from lorad.text import one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
@@ -29,6 +30,7 @@ class Drawn:
         rows: The cells by row; None leaves the table as it is.
         command: The shell's way to it; "" leaves the status line as it is.
         opens: The screen (`run` or `pool`) that a row leads to, and what it is about; "" where there is none.
+        about: What is said below the table of the row under the cursor, where a column cuts it.
         pool: The pool that it is all about.
         ended: The pool that `pool.end` ends.
     """
@@ -41,6 +43,7 @@ class Drawn:
     titles: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     opens: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
     pool: str = ""
     ended: str = ""
 
@@ -78,9 +81,9 @@ class DetailScreen(TableScreen):
     BINDINGS = bindings("back")
     DEFAULT_CSS = """
     DetailScreen #above { height: auto; width: 100%; padding: 0 1; }
-    DetailScreen #below { height: 1; width: 100%; padding: 0 1; }
+    DetailScreen #below { height: auto; max-height: 3; width: 100%; padding: 0 1; }
     DetailScreen #detail { height: 1fr; min-height: 3; background: $background; }
-    DetailScreen.-bill #above { height: 1; }
+    DetailScreen.-bill #above, DetailScreen.-bill #below { height: 1; }
     DetailScreen.-device #above { text-wrap: nowrap; }
     DetailScreen.-nodes #above { max-height: 4; }
     DetailScreen.-pool #above { max-height: 8; }
@@ -130,14 +133,18 @@ class DetailScreen(TableScreen):
         self._drawn = drawn = self.detail.draw(self._fetched, self._chosen, self.size)
         self.say_title(drawn.title)
         self.query_one("#above", Line).say(drawn.above)
-        below = self.query_one("#below", Line)
-        below.display = bool(drawn.below)
-        below.say(drawn.below)
         if drawn.rows is not None:
             self.table.titles = drawn.titles
             self.table.show(drawn.rows, drawn.values)
+        self.on_rows_moved()
         if drawn.command:
             self.offer(drawn.command, *self.targets("pool"))
+
+    def on_rows_moved(self) -> None:
+        below = self.query_one("#below", Line)
+        text = one_line(self._drawn.about.get(self.table.key or "", "")) or self._drawn.below
+        below.display = bool(text)
+        below.say(text)
 
     def on_resize(self) -> None:
         self._draw()

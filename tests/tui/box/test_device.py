@@ -54,3 +54,8 @@ def test_samples_stand_where_they_were_taken(ago: int, column: int) -> None:
 def test_what_is_not_measured_is_left_out() -> None:
     drawn = hour(shaped(Device, {**DEVICE, "utilization": None}), 60, 2, time.time()).plain
     assert "power" not in drawn and "temperature" not in drawn and "None" not in drawn
+
+
+def test_an_hour_without_samples_says_so() -> None:
+    drawn = hour(shaped(Device, DEVICE), 60, 4, time.time()).plain.splitlines()
+    assert drawn[-1] == "Nothing of the last hour was measured." and "" not in drawn

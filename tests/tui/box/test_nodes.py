@@ -45,3 +45,15 @@ async def test_enter_opens_the_pool_of_a_node() -> None:
         await opened(user)
         await user.press("enter")
         await until(user, lambda: detail(user) == "pool")
+
+
+async def test_the_last_word_under_the_cursor_is_whole() -> None:
+    word = "lost: not heard of for 35 s, as the agents of the others are, and its lease was given back"
+    world = a_world()
+    world.answers["nodes"] = [NODES[0], {**NODES[1], "says": word}]
+    async with using(world, (80, 24)) as user:
+        await opened(user)
+        assert line(user, "#below") == ""
+        await user.press("j")
+        await until(user, lambda: line(user, "#below") == word)
+        await until(user, lambda: word in " ".join(screen_text(user).split()))
