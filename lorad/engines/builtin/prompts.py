@@ -30,8 +30,9 @@ class PromptShape(NamedTuple):
 class SharedPrompts:
     """Keys and values of prompts, one slot each, and which row continues which.
 
-    lengths: int64 [slots], the tokens of each; 0 where a slot is free. shape: None while no row has a prompt
-    here. begins, in the order of the rows: the tokens that a row has in its prompt, 0 without one.
+    lengths: int64 [slots], the tokens of each; 0 where a slot is free.
+    shape: None while no row has a prompt here.
+    begins: the tokens that each row has in its prompt, in the order of the rows; 0 without one.
     """
 
     def __init__(self, base: Base) -> None:
