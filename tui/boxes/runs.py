@@ -15,6 +15,7 @@ from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import counted
 from lorad.tui.dashboard.run_columns import USUAL, shaped
 from lorad.tui.dashboard.run_rows import LEVELS, Lazy, cell, cells, values
+from lorad.tui.dashboard.snapshot import rank
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
 from lorad.tui.widgets.columns import TableColumn, Values
@@ -51,7 +52,8 @@ class AllRunsScreen(TableScreen):
 
     def show(self, data: tuple[watch.BoxState, ...]) -> None:
         self._boxes = data
-        self._runs = {f"{state.name}/{run.name}": (state, run) for state in data for run in state.runs}
+        rows = sorted(((state, run) for state in data for run in state.runs), key=lambda row: rank(row[1]))
+        self._runs = {f"{state.name}/{run.name}": (state, run) for state, run in rows}
         self.table.show(Lazy(self._runs, self._cells_of), Lazy(self._runs, self._values_of))
         answer = sum(state.state == "reachable" for state in data)
         about = f"{counted(len(self._runs), 'run')} of {answer} of {counted(len(data), 'box', 'es')}"

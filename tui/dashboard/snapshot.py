@@ -99,7 +99,7 @@ class Board:
                 runs = client.select(Selection(), recent=not self.all, keys=keys)
             else:
                 runs = client.list(all=self.all)
-            self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: _rank(run)[0])}
+            self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: rank(run)[0])}
             self._listed = time.monotonic()
         elif names:
             chosen = Selection(names=[*names])
@@ -132,12 +132,12 @@ class Board:
             for run in runs
             if self.all or run.state != "ended" or (run.ended_at or time.time()) > day_ago
         }
-        places = {name: _rank(run) for name, run in self._runs.items() if name in fresh}
+        places = {name: rank(run) for name, run in self._runs.items() if name in fresh}
         for name in set(names) - set(fresh):
             self._runs.pop(name, None)
         self._runs |= fresh
-        if any(places.get(name) != _rank(run) for name, run in fresh.items()):
-            self._runs = dict(sorted(self._runs.items(), key=lambda item: _rank(item[1])))
+        if any(places.get(name) != rank(run) for name, run in fresh.items()):
+            self._runs = dict(sorted(self._runs.items(), key=lambda item: rank(item[1])))
 
     # -- the rest --------------------------------------------------------------------------------------------
     def _news(self, everything: bool) -> Snapshot | None:
@@ -172,7 +172,7 @@ class Board:
         return seen
 
 
-def _rank(run: Run) -> tuple[int, float]:
+def rank(run: Run) -> tuple[int, float]:
     """Return the key by which runs are ordered: first runs that work, then runs that wait, then the ended."""
     return _PLACES.get(run.state, 0), -run.created_at
 
