@@ -46,7 +46,7 @@ class TroubledHarness(vf.Harness[vf.HarnessConfig]):
         trouble = Trouble(task.noted, task.count)
         trouble.begin(task.answer)
         chat = [{"role": "user", "content": task.prompt}]
-        headers = {"Authorization": f"Bearer {secret}"}
+        headers = {"Authorization": f"Bearer {secret}", "Connection": "close"}  # turns may be a minute apart
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             for turn in range(2):
                 body = {"model": ctx.model, "messages": chat}
