@@ -67,7 +67,10 @@ def timeline(records: Sequence[Record]) -> list[Stepped]:
     record is written when it has been published, and publishing follows training.
     """
     facts = lineage([*records])
-    begun = {r.step: r.at for r in facts if r.kind in ("step", "version")}
+    begun = dict[int, float]()  # of versions, or of steps without; a resume publishes one again
+    for record in facts:
+        if record.kind in ("step", "version"):
+            begun.setdefault(record.step, record.at)
     steps = [r for r in facts if r.kind == "step"]
     sampled = dict[int, tuple[float, float]]()
     last = 0.0

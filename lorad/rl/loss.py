@@ -250,8 +250,8 @@ def preference_targets(
     reference = targets.reference
     if preference is None or reference is None:
         raise ValueError("a loss of preferences needs `preference` and the reference's log-probabilities")
-    known = torch.stack([logprobs, reference, targets.weights, targets.advantages])
-    current, behind, trained, each = known.detach().cpu().numpy()  # read once
+    columns = torch.stack([logprobs, reference, targets.weights, targets.advantages])
+    current, behind, trained, each = columns.detach().cpu().numpy()  # read once
     desired = each[np.cumsum(lengths) - 1] > 0
     outcome = judged(current, behind, lengths, preference, trained, desired, loss.divergence)
     count = lengths.size // 2 if loss.has_pairs else lengths.size

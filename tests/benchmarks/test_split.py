@@ -43,6 +43,8 @@ def test_steps_ahead_are_sampled_while_others_train() -> None:
 
 
 def test_steps_after_a_resume_begin_with_it() -> None:
-    again = [("rewind", 1, 90.0, {"to": 1}), ("attempt", 1, 100.0, {}), *step(2, 104.0, 1, 2.0)]
+    again = [("rewind", 1, 90.0, {"to": 1}), ("attempt", 1, 100.0, {}), ("version", 1, 100.0, {})]
+    again += step(2, 104.0, 1, 2.0)
     steps = timeline(facts(*BEGIN, *step(1, 14.0, 0, 2.0), *step(2, 16.0, 1, 0.0), *again))
     assert [part.sampled for part in steps] == [(10.0, 12.0), (100.0, 102.0)]
+    assert [part.published for part in steps] == [(13.0, 14.0), (103.0, 104.0)]

@@ -111,7 +111,11 @@ def reached(made: World, run: str, step: int) -> None:
 
 @pytest.mark.long
 def test_kills_cost_a_split_run_only_time(kind: str) -> None:
-    """On four slots: two ranks and two servers; steps overlap, before the kills and after them."""
+    """On four slots: two ranks and two servers; steps overlap, before the kills and after them.
+
+    A resume has the weights of its checkpoint. vLLM also gives the bits of a run that nobody disturbs; those
+    of SGLang depend on what else is in a batch, and on what its cache has.
+    """
     with world() as made:
         made.home.root.mkdir(parents=True)
         config = {"devices": {"cpu_slots": 4}, "backends": configured(kind)}
@@ -133,4 +137,9 @@ def test_kills_cost_a_split_run_only_time(kind: str) -> None:
             assert {version.attested for version in made.client.adapters(run)} == {"passed"}
             steps = timeline([record for record, _ in read(made.home.run(run).journal)])
             assert len(steps) == STEPS and sum(part.together > 0 for part in steps) > STEPS / 2
-        assert made.facts("struck") == made.facts("calm")
+        records = [record for record, _ in read(made.home.run("struck").journal)]
+        begun = [r.data["resumed_from"] for r in records if r.kind == "attempt"][-1]
+        again = [r.data["sha256"] for r in records if (r.kind, r.step) == ("version", begun)]
+        assert begun >= 2 and len(again) == 2 and len(set(again)) == 1
+        if kind == "vllm":
+            assert made.facts("struck") == made.facts("calm")
