@@ -24,7 +24,7 @@ from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError, SpecError
 from lorad.text import one_line
 from lorad.tui.acknowledged import Acknowledged
-from lorad.tui.actions.action import Verb
+from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import IDS, ROWS, bindings
 from lorad.tui.actions.verbs import VERBS
 from lorad.tui.dashboard.screen import Dashboard
@@ -241,7 +241,7 @@ class LoradApp(App[None]):
         if isinstance(screen, Base):
             for row in (row for row in ROWS if row.keys and row.says):
                 title = row.label
-                if isinstance(row, Verb):
+                if isinstance(row, VerbAction):
                     targets = [
                         name for name in screen.targets(row.on) if screen.state(name) not in row.over_when
                     ]

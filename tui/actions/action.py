@@ -78,7 +78,7 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verb(Action):
+class VerbAction(Action):
     """A row that asks the daemon for something; the line takes the same words as the command.
 
     Attributes:

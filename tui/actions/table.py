@@ -3,8 +3,8 @@
 Screens take their bindings from here, the footer its keys, the help its lines, the palette and the line what
 they offer; `tui.keymap` of config.yaml gives an id other keys.
 
-No key that changes something (`Verb`) is one shift away from another key of the same view: a slip never acts
-on a run.
+No key that changes something (`VerbAction`) is one shift away from another key of the same view: a slip never
+acts on a run.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from lorad.records.pools import Pool
 from lorad.records.runs import Run
 from lorad.records.versions import Swapped
 from lorad.tui.actions import consequences
-from lorad.tui.actions.action import Field, Values, Verb
+from lorad.tui.actions.action import Field, Values, VerbAction
 
 
 def _whole(least: int) -> Callable[[str], str]:
@@ -92,12 +92,12 @@ def _serves(_target: str, row: Swapped) -> str:
 
 def _verb(
     id: str, keys: str, says: str, request: Callable[[Client, str, Values], Struct], **more: Any
-) -> Verb:
+) -> VerbAction:
     """Make a verb that is called as its id says, here and by `lorad`, if nothing else is given."""
     on, _, name = id.partition(".")
     name = more.setdefault("name", name)
     more = {"label": name.capitalize(), "footer": "shown", "cli": f"{name} {{{on}}}", "done": _is_now} | more
-    return Verb(id, keys, does=f"screen.act('{name}')", says=says, on=on, request=request, **more)
+    return VerbAction(id, keys, does=f"screen.act('{name}')", says=says, on=on, request=request, **more)
 
 
 _OVERRIDES = Field("overrides", "settings", says="key=value …, from now on", check=settings, takes="key")

@@ -10,7 +10,7 @@ from lorad.client.client import Client
 from lorad.records.runs import Run
 from lorad.text import one_line
 from lorad.tui import watch
-from lorad.tui.actions.action import Verb
+from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import counted
 from lorad.tui.dashboard.run_columns import USUAL, shaped
@@ -96,7 +96,7 @@ class AllRunsScreen(TableScreen):
         box, _, run = target.partition("/")
         return watch.client_of(box), run
 
-    def typed_line(self, verb: Verb, target: str, values: Mapping[str, str]) -> str:
+    def typed_line(self, verb: VerbAction, target: str, values: Mapping[str, str]) -> str:
         box, _, run = target.partition("/")
         return f"lorad --host {shlex.quote(box)}{verb.command(run, values).removeprefix('lorad')}"
 

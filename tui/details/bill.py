@@ -11,7 +11,7 @@ from lorad.client.client import Client
 from lorad.records.bill import Bill
 from lorad.text import one_line
 from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
 from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.table import Cells
 
@@ -39,7 +39,7 @@ _COLUMNS = (
 def bill() -> DetailScreen:
     choices = (_BY, [*_SINCE])
     return DetailScreen(
-        Detail(
+        DetailKind(
             "bill",
             ["bill"],
             _COLUMNS,

@@ -14,7 +14,7 @@ from lorad.records.pools import Pool
 from lorad.text import one_line, size
 from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
 from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.table import Cells
 
@@ -39,7 +39,7 @@ class _DeviceSeen(Struct, frozen=True):
 def device(name: str) -> DetailScreen:
     lacks = "No pool of this daemon is on the device."
     return DetailScreen(
-        Detail("device", ["device"], _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks)
+        DetailKind("device", ["device"], _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks)
     )
 
 

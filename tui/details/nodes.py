@@ -9,7 +9,7 @@ from lorad.records.pools import NodeStatus, Pool
 from lorad.text import age, one_line
 from lorad.tui.dashboard.one_liners import base, counted
 from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
 from lorad.tui.widgets.columns import TableColumn, Values
 from lorad.tui.widgets.table import Cells
 
@@ -34,7 +34,7 @@ class _Seen(Struct, frozen=True):
 
 def nodes() -> DetailScreen:
     return DetailScreen(
-        Detail("nodes", ["nodes"], _COLUMNS, _fetch, _draw, "No pool of this daemon has the node.")
+        DetailKind("nodes", ["nodes"], _COLUMNS, _fetch, _draw, "No pool of this daemon has the node.")
     )
 
 

@@ -12,7 +12,7 @@ from lorad.errors import NotAllowed, NotFound
 from lorad.text import one_line
 from lorad.tui.details import pool_figures
 from lorad.tui.details.pool_figures import Seen
-from lorad.tui.details.screen import Chosen, Detail, DetailScreen, Drawn
+from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
 from lorad.tui.run.logs import Logs, Part
 
 _WAITS = frozenset({"queued", "starting"})
@@ -47,7 +47,7 @@ def pool(name: str) -> DetailScreen:
     fetch = partial(_fetch, name, logs)
     columns = pool_figures.COLUMNS
     views = ["pool", "pool_screen"]
-    return DetailScreen(Detail("pool", views, columns, fetch, partial(_draw, name), also=([logs], log)))
+    return DetailScreen(DetailKind("pool", views, columns, fetch, partial(_draw, name), also=([logs], log)))
 
 
 def _fetch(name: str, logs: PoolLogs, client: Client, _chosen: Chosen) -> _PoolNews:

@@ -49,7 +49,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Detail:
+class DetailKind:
     """A kind of detail: how it is fetched and drawn.
 
     Attributes:
@@ -94,7 +94,7 @@ class DetailScreen(TableScreen):
     DetailScreen.-short PoolLogs { display: none; }
     """
 
-    def __init__(self, detail: Detail) -> None:
+    def __init__(self, detail: DetailKind) -> None:
         super().__init__()
         self.detail = detail
         self.add_class(f"-{detail.name}")

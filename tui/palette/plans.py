@@ -9,7 +9,7 @@ from lorad.client.selected import refuse_everything, selected
 from lorad.errors import Conflict, NotFound, SpecError
 from lorad.records.runs import Run
 from lorad.selection import selection
-from lorad.tui.actions.action import Verb
+from lorad.tui.actions.action import VerbAction
 from lorad.tui.palette.words import Given
 from lorad.tui.port import AppPort
 
@@ -29,7 +29,7 @@ FILTERS = {
 class Do:
     """A verb on targets. owners: the owners by target, as far as they are known."""
 
-    verb: Verb
+    verb: VerbAction
     targets: Sequence[str]
     values: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Go:
 Plan = Do | Go
 
 
-def on_runs(verb: Verb, client: Client, typed: Given) -> Do:
+def on_runs(verb: VerbAction, client: Client, typed: Given) -> Do:
     """Plan what is done to the runs that names, globs and filters mean; these leave out `verb.left_out`.
 
     Raises NotFound, SpecError, Conflict.
@@ -63,7 +63,7 @@ def on_runs(verb: Verb, client: Client, typed: Given) -> Do:
     return Do(verb, [run.name for run in kept], _values(verb, typed, []), owners)
 
 
-def on_named(verb: Verb, client: Client, typed: Given) -> Do:
+def on_named(verb: VerbAction, client: Client, typed: Given) -> Do:
     """Plan what is done to the thing that is named, or to several versions. Raises NotFound, SpecError."""
     takes_settings = any(field.key == "overrides" for field in verb.fields)
     words = [*(typed.names if takes_settings else typed.arguments)]
@@ -104,7 +104,7 @@ def first(words: Sequence[str], what: str, at: int = 0) -> str:
     return words[at]
 
 
-def _values(verb: Verb, typed: Given, words: list[str]) -> dict[str, str]:
+def _values(verb: VerbAction, typed: Given, words: list[str]) -> dict[str, str]:
     """Return what the fields of a verb hold; the last one without a flag has all further words.
 
     Raises SpecError for one that is wrong.

@@ -8,7 +8,7 @@ from functools import partial
 from lorad.client.boxes.hosts import ALL
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
-from lorad.tui.actions.action import Verb
+from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import SCREENS
 from lorad.tui.actions.verbs import VERBS as ACTING
 from lorad.tui.palette import plans
@@ -38,7 +38,7 @@ class PaletteVerb:
     left_out: frozenset[str] = frozenset()
 
 
-def _of(verb: Verb) -> PaletteVerb:
+def _of(verb: VerbAction) -> PaletteVerb:
     """Return a verb as it is typed."""
     completed = {field.key: field.takes for field in verb.fields} | {verb.on: verb.on}
     takes = tuple(completed[place] for place in verb.places)

@@ -18,7 +18,7 @@ from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
 from lorad.text import one_line
-from lorad.tui.actions.action import Verb
+from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import bindings
 from lorad.tui.actions.verbs import VERBS
 from lorad.tui.feed import Changes, Failed, Fresh
@@ -175,7 +175,9 @@ class Base(Screen[None]):
             self.act(VERBS[verb], targets, self.preset(verb, targets[0]))
 
     @work
-    async def act(self, verb: Verb, targets: Sequence[str], preset: Mapping[str, str] | None = None) -> None:
+    async def act(
+        self, verb: VerbAction, targets: Sequence[str], preset: Mapping[str, str] | None = None
+    ) -> None:
         """Ask for what is needed, say what will be lost, do it, say what came of it."""
         try:
             self.must_act()
@@ -248,7 +250,7 @@ class Base(Screen[None]):
         """Return whom to ask for something about a target, and what it is called there."""
         return self.client, target
 
-    def typed_line(self, verb: Verb, target: str, values: Mapping[str, str]) -> str:
+    def typed_line(self, verb: VerbAction, target: str, values: Mapping[str, str]) -> str:
         """Return the command that does an action on a target of this screen."""
         return self.flagged(verb.command(target, values))
 
@@ -264,7 +266,7 @@ class Base(Screen[None]):
             raise NotAllowed("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly.")
 
     async def is_meant(
-        self, verb: Verb, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
+        self, verb: VerbAction, targets: Sequence[str], values: Mapping[str, str], *, many: bool = False
     ) -> bool:
         """Ask before something is lost. many: ask also where nothing is, and name all targets."""
         lost = dict.fromkeys(targets, "")
@@ -277,14 +279,14 @@ class Base(Screen[None]):
             raise Conflict("Another box is shown by now: nothing is done.", hint="")
         return await self.app.push_screen_wait(Confirm(verb.name.capitalize(), lost, self.far))
 
-    async def do_typed(self, verb: Verb, targets: Sequence[str], values: Mapping[str, str]) -> None:
+    async def do_typed(self, verb: VerbAction, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do what was typed in a line, whatever is chosen here; its result stays as that of a key does."""
         try:
             await self._do(verb, targets, values)
         finally:
             self._acted_on = self._offered
 
-    async def _do(self, verb: Verb, targets: Sequence[str], values: Mapping[str, str]) -> None:
+    async def _do(self, verb: VerbAction, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do it to each target, whatever became of the others. Raises the last error."""
         refused: LoradError | None = None
         done: dict[str, str] = {}  # command, and what came of it
