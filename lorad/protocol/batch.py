@@ -81,11 +81,8 @@ class Chunks(Struct, frozen=True):
     them.
 
     prompts: int32 [n], positions in the call's list of prompts.
-    indexes: int32 [n].
-    lengths: int32 [n], sums to T.
-    finishes: uint8 [n], positions in FINISHES.
-    tokens: int32 [T].
-    logprobs: float32 [T].
+    indexes: int32 [n]      lengths: int32 [n], sums to T      finishes: uint8 [n], positions in FINISHES
+    tokens: int32 [T]       logprobs: float32 [T]
     routed: int32 [n], tokens of which there are routes.
     routes: theirs. None where no chunk has any.
     """
@@ -154,9 +151,7 @@ class Ranked(Struct, frozen=True):
     """Log-probabilities of tokens of texts, and of the most likely ones in their places, at temperature 1.
     T tokens in all, text after text, with k others each.
 
-    logprobs: float32 [T].
-    top_tokens: int32 [T, k].
-    top_logprobs: float32 [T, k], the largest first.
+    logprobs: float32 [T]     top_tokens: int32 [T, k]     top_logprobs: float32 [T, k], the largest first
     """
 
     logprobs: np.ndarray
@@ -325,8 +320,7 @@ class PolicyLoss(Struct, frozen=True):
         `preference` is that of pairs, or of completions with a label; see `preference`.
     ratio: whether the importance ratio is that of a token or of its whole sample.
     anchor: the policy that the ratio compares with.
-    clip_low, clip_high: how far the ratio may move; its logarithm where it is geometric, and the probability
-        where the bound is a divergence.
+    clip_low, clip_high: how far the ratio, its logarithm (geometric) or the probability (divergence) may move.
     dual: the most that a token of negative advantage may count, in units of it; None is no bound.
     bounds: bounds that `weighted` has for the ratio.
     negative_bounds: bounds that it has where the advantage is not positive; the ratio of other tokens is 1
