@@ -320,7 +320,7 @@ class PolicyLoss(Struct, frozen=True):
         `preference` is that of pairs, or of completions with a label; see `preference`.
     ratio: whether the importance ratio is that of a token or of its whole sample.
     anchor: the policy that the ratio compares with.
-    clip_low, clip_high: how far the ratio, its logarithm (geometric) or the probability (divergence) may move.
+    clip_low, clip_high: how far the ratio, its logarithm (geometric) or the probability (divergence) moves.
     dual: the most that a token of negative advantage may count, in units of it; None is no bound.
     bounds: bounds that `weighted` has for the ratio.
     negative_bounds: bounds that it has where the advantage is not positive; the ratio of other tokens is 1
