@@ -113,9 +113,13 @@ async def _passed_on(source: asyncio.StreamReader, target: asyncio.StreamWriter)
 
 
 def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyncio.Task[Any]":
-    """Make a task, and note it among those of the episode that starts it."""
+    """Make a task, and note it among those of the episode, where one of these starts it.
+
+    What a server starts for a caller is none of them: an episode may have begun it for all.
+    """
     task = asyncio.Task[Any](work, loop=loop, **keywords)
-    if (tasks := _TASKS.get()) is not None:
+    tasks = _TASKS.get()
+    if tasks is not None and asyncio.current_task(loop) in tasks:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     return task
@@ -123,7 +127,9 @@ def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyn
 
 async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, Any]:
     """Play an episode and leave none of its tasks behind, which would go on beside others."""
-    tasks = set[asyncio.Future[Any]]()
+    own = asyncio.current_task()
+    assert own is not None
+    tasks: set[asyncio.Future[Any]] = {own}
     _TASKS.set(tasks)
     answer: dict[str, Any]
     try:
@@ -136,6 +142,7 @@ async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, An
         answer = {"error": f"it took {setup.timeout:g} s (env.episode_timeout)"}
     except (Exception, asyncio.CancelledError) as error:
         answer = {"error": describe(error, setup)}
+    tasks.discard(own)
     for task in tasks:
         task.cancel()
     if tasks:

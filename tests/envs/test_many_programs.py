@@ -13,10 +13,20 @@ from lorad.spec.env import EnvSpec
 MANY = """
 import asyncio, os, time
 
-together = most = 0
+together = most = port = called = 0
+
+async def answer(reader, writer):
+    global called
+    called = 1
+    while together > 1:
+        await asyncio.sleep(0.005)
+    for _ in range(20):  # the episode that began the server is over, and its tasks are
+        await asyncio.sleep(0.005)
+    writer.write(b"answer")
+    writer.close()
 
 async def run(base_url, task, sampling):
-    global together, most
+    global together, most, port
     together += 1
     most = max(most, together)
     try:
@@ -33,6 +43,16 @@ async def run(base_url, task, sampling):
         if task["does"] == "meet":
             while most < task["others"]:
                 await asyncio.sleep(0.005)
+        if task["does"] == "serve":
+            server = await asyncio.start_server(answer, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            while not called:
+                await asyncio.sleep(0.005)
+        if task["does"] == "ask":
+            while not port:
+                await asyncio.sleep(0.005)
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            return float(await reader.read() == b"answer")
         left = any(each.get_name() == "left" for each in asyncio.all_tasks())
         return 1.0, {"pid": os.getpid(), "left": left}
     finally:
@@ -95,6 +115,11 @@ def test_tasks_do_not_outlive_their_episode(tmp_path: Path) -> None:
     programs = Programs(EnvSpec(name="many.py:run", workers=1), tmp_path)
     assert [programs.play(of(does)).metrics["left"] for does in ("leave", "return")] == [1.0, 0.0]
     programs.close()
+
+
+def test_a_server_outlives_the_episode_that_began_it(many: Callable[..., list[Played]]) -> None:
+    served, asked = many("serve", "ask")
+    assert (served.error, asked.error, asked.reward) == ("", "", 1.0)
 
 
 def test_a_slow_import_names_its_limit(tmp_path: Path) -> None:

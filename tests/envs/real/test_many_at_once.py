@@ -49,20 +49,25 @@ def test_a_fault_costs_its_own_episode(
     fault: str, error: str, version: str, name: str, door: str, tmp_path: Path
 ) -> None:
     noted = tmp_path / "noted"
+    is_old = version == "0.3"
     args = {"noted": str(noted), "count": EPISODES, "faults": [fault]}
     spec = EnvSpec(
         name=f"verifiers:{name}",
         python=PYTHONS[version],
-        args=args if version == "0.3" else {"taskset": args},
+        args=args if is_old else {"taskset": args},
         workers=1,
         concurrency=EPISODES,
         episode_timeout=600.0 if fault == "kills" else 90.0,
         start_timeout=3000.0,
     )
     rows = [
-        {"index": index, "is_held_out": False, "prompt": prompt}
+        {
+            "index": index,
+            "is_held_out": False,
+            "prompt": [{"role": "user", "content": text}] if is_old else text,
+        }
         for index in range(EPISODES)
-        for prompt in [f"Row {index}."]
+        for text in [f"Row {index}."]
     ]
     programs = Programs(spec, tmp_path)
 
