@@ -12,7 +12,7 @@ from lorad.daemon.access import Reader, anybody, find_alias, find_run, name_for
 from lorad.daemon.api.verbs.logs import log_of
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
-from lorad.daemon.process.sharing import SharedBox
+from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import holder_of_pool
 from lorad.daemon.queue.foresee import keep_forecasts
@@ -124,3 +124,9 @@ def test_log_of_another_users_pool_is_none(ctx: Context) -> None:
     assert log_of(ctx, run, "pool") != Path(os.devnull)
     pool.setup = replace(pool.setup, owner=ANN)
     assert log_of(ctx, run, "pool") == Path(os.devnull)
+
+
+def test_a_shared_box_decides_everything_itself() -> None:
+    """`Users` allows its one user everything; nothing of that may hold for several."""
+    decided = {name for name in vars(Users) if not name.startswith("__")}
+    assert decided and decided <= vars(SharedBox).keys()
