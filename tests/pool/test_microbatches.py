@@ -77,7 +77,7 @@ def test_only_what_does_not_fit_is_recomputed(asked: dict[str, Any], tokens: int
         ({}, 16384, 8000),
         ({"dropout": 0.1}, 16384, 5333),
         ({"tokens_per_microbatch": 6000}, 6000, 0),
-        ({"activation_checkpointing": False}, 4096, 0),
+        ({"activation_checkpointing": False}, 7168, 0),
     ],
 )
 def test_small_ones_on_a_gpu_are_recomputed(asked: dict[str, Any], tokens: int, kept: int) -> None:

@@ -117,7 +117,7 @@ def test_targets_are_judged_by_figures() -> None:
 
 
 def test_rows_of_what_was_read_name_their_tests() -> None:
-    page = (REPOSITORY / "docs" / "lab" / "gpu-day.md").read_text()
+    page = (REPOSITORY / "docs/lab/gpu-day.md").read_text()
     section = page.partition("## What reading found")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+|[BWS]\d+) \|", section, re.MULTILINE)
     letters = {"B": range(2, 6), "W": range(1, 7), "S": range(11)}
