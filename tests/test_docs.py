@@ -201,3 +201,12 @@ def test_a_change_touches_at_most_four_files() -> None:
     assert len(rows) >= 10
     named = {change: re.findall(r"`[\w/<>]+(?:\.py|/)`", files) for change, files in rows}
     assert {change: files for change, files in named.items() if not 1 <= len(files) <= 4} == {}
+
+
+def test_rows_of_what_was_read_name_their_tests() -> None:
+    section = PAGES["docs/lab/gpu-day.md"].partition("## What reading found")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+|[BWS]\d+) \|", section, re.MULTILINE)
+    letters = {"B": range(2, 6), "W": range(1, 7), "S": range(11)}
+    assert rows == [*map(str, range(1, 18)), *(f"{name}{n}" for name, each in letters.items() for n in each)]
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert {*re.findall(r"`(test_\w+)`", section)} <= {*re.findall(r"def (test_\w+)", tests)}

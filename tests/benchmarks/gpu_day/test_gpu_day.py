@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,13 +113,3 @@ def test_size_follows_the_device(name: str, memory: int, room: int, size: str) -
 def test_targets_are_judged_by_figures() -> None:
     found = {target.target.figure: target.is_reached for target in judge({"publish": {"in_process_s": 1.5}})}
     assert found.pop("publish:in_process_s") is False and set(found.values()) == {None}
-
-
-def test_rows_of_what_was_read_name_their_tests() -> None:
-    page = (REPOSITORY / "docs/lab/gpu-day.md").read_text()
-    section = page.partition("## What reading found")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (\d+|[BWS]\d+) \|", section, re.MULTILINE)
-    letters = {"B": range(2, 6), "W": range(1, 7), "S": range(11)}
-    assert rows == [*map(str, range(1, 18)), *(f"{name}{n}" for name, each in letters.items() for n in each)]
-    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
-    assert {*re.findall(r"`(test_\w+)`", section)} <= {*re.findall(r"def (test_\w+)", tests)}
