@@ -56,7 +56,11 @@ def test_one_base_serves_trainer_and_engine(made: tuple[World, str]) -> None:
 def test_one_base_gives_the_numbers_of_two(made: tuple[World, str]) -> None:
     it, text = made
     it.run("apart", "pool.mode=resident", text=text)
-    assert it.facts("apart") == it.facts("fused")
+    apart = it.facts("apart")
+    fused = it.facts("fused")
+    assert apart["samples"] == fused["samples"] and len(apart["steps"]) == 3
+    for one, other in zip(apart["steps"], fused["steps"], strict=True):
+        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)  # in two processes MKL may round in two ways
 
 
 def test_a_killed_fused_pool_loses_no_batch(made: tuple[World, str]) -> None:
