@@ -79,9 +79,9 @@ def sandboxed(
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
+        reason = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
         raise SpecError(
-            f"bubblewrap does not work here: {said}",
+            f"bubblewrap does not work here: {reason}",
             key=key,
             hint="It needs unprivileged user namespaces, which sysctl or AppArmor may forbid. Or leave the "
             "key out.",

@@ -53,9 +53,9 @@ def main() -> int:
                 session = open_session(params, run_dir, journal, StopFlag(), stack)
                 assert session is not None  # nothing stops it
                 begin(session)
-                what = "prompts are sampled" if session.hosts is None else "episodes are played"
+                activity = "prompts are sampled" if session.hosts is None else "episodes are played"
                 start = session.spec.lora.adapter_path or session.spec.model.path
-                say(TrialEvent("phase", f"{n} {what} with {start}"))
+                say(TrialEvent("phase", f"{n} {activity} with {start}"))
                 seconds = _sampled(session, n, say)
                 session.pool.call("close", Nothing())
                 say(TrialEvent("end", seconds=seconds))

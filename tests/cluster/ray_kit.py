@@ -25,6 +25,7 @@ _LORAD = Path(sys.executable)
 _OF_STUBS = ("stub_agent", "stub-child", "ray::_Agent", "lorad.grants.ray")
 _PORT, _STORE = 6379, 80_000_000  # bytes
 _START_SECONDS, _TRIES = 180.0, 4
+_LOOK_SECONDS = 0.05  # between two looks
 PATIENCE = 300.0  # seconds for what comes in a few where the machine is quiet
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_open_telemetry": "0", "PYTHONPATH": str(REPOSITORY)}
 _QUIET |= {
@@ -270,13 +271,18 @@ def left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS) -> list[str
     ]
 
 
-def nothing_left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS, seconds: float = 50.0) -> float:
-    """Wait until nothing is left; returns how long that took."""
+def nothing_left_on(hosts: Sequence[Host], marks: Sequence[str] = _OF_STUBS, seconds: float = 15.0) -> float:
+    """Wait until nothing is left; returns how long that took.
+
+    seconds: how long this may sleep meanwhile. Looking takes time of its own on a busy machine, where all
+    that is waited for is slower, too.
+    """
     began = time.monotonic()
-    end = began + seconds
+    slept = 0.0
     while left := left_on(hosts, marks):
-        assert time.monotonic() < end, f"left after {seconds:.0f} s: {left}"
-        time.sleep(0.05)
+        assert slept < seconds, f"left after {seconds:.0f} s: {left}"
+        time.sleep(_LOOK_SECONDS)
+        slept += _LOOK_SECONDS
     return time.monotonic() - began
 
 

@@ -113,7 +113,7 @@ def test_the_end_of_the_pool_ends_all(cluster: Cluster, machines: list[Host]) ->
     with granted(cluster, "end@1") as (grant, _):
         assert len(left_on(machines)) == 7  # the grant; on two nodes an actor, an agent and its child
         grant.close()
-        nothing_left_on(machines)
+        nothing_left_on(machines, seconds=5.0)
 
 
 def test_a_grant_without_agents_ends_itself(cluster: Cluster, machines: list[Host]) -> None:

@@ -77,6 +77,8 @@ class DetailKind:
 
 
 class DetailScreen(TableScreen):
+    """A detail: it is fetched and drawn as its kind says, and anew whenever something else is chosen."""
+
     TABLE = "detail"
     BINDINGS = bindings("back")
     DEFAULT_CSS = """

@@ -55,12 +55,12 @@ def on_runs(verb: VerbAction, client: Client, typed: Given) -> Do:
     meant = selection({**words, **ages, "runs": typed.names})
     refuse_everything(meant)
     runs = selected(client, meant)
-    kept = [run for run in runs if run.name in meant.names or run.state not in verb.left_out]
-    if not kept:
+    chosen = [run for run in runs if run.name in meant.names or run.state not in verb.left_out]
+    if not chosen:
         others = f"{len(runs)} in another state were left out." if runs else "No run fits all of it."
         raise Conflict(f"there is nothing to {verb.name}", hint=others)
-    owners = {run.name: run.owner for run in kept}
-    return Do(verb, [run.name for run in kept], _values(verb, typed, []), owners)
+    owners = {run.name: run.owner for run in chosen}
+    return Do(verb, [run.name for run in chosen], _values(verb, typed, []), owners)
 
 
 def on_named(verb: VerbAction, client: Client, typed: Given) -> Do:

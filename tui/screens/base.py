@@ -271,8 +271,10 @@ class Base(Screen[None]):
         """Ask before something is lost. many: ask also where nothing is, and name all targets."""
         lost = dict.fromkeys(targets, "")
         if verb.lost is not None:
-            lost = {one: await asyncio.to_thread(verb.lost, *self.routed(one), values) for one in lost}
-        lost = {one: text or verb.says for one, text in lost.items() if text or many}
+            lost = {
+                target: await asyncio.to_thread(verb.lost, *self.routed(target), values) for target in lost
+            }
+        lost = {target: text or verb.says for target, text in lost.items() if text or many}
         if not lost:
             return True
         if self.client is not self.lorad.client:

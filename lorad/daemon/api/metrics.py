@@ -200,8 +200,9 @@ def _write_runs(page: _Page, facts: _Read, *, is_open: bool) -> None:
 
 
 def _write_devices(page: _Page, ctx: Context, bill: list[BillRow], *, is_open: bool) -> None:
-    """Write who has the devices, how pools are, and what was used: by names where everybody may see these.
-    The user "" is nobody.
+    """Write the devices, the pools and the bill.
+
+    is_open: whether everybody may see names; else pools and users are `*`. The user "" is nobody.
     """
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     leases = {

@@ -54,8 +54,8 @@ class SharedPrompts:
     @property
     def place(self) -> tuple[object, ...]:
         """Where it lies: it changes when anything has moved."""
-        kept = (self.begins, self._to_rows, self._to_slots, self._seen, *self.cache.layers[:1])
-        return self.cache.shape, *(tensor.data_ptr() for tensor in kept)
+        tensors = (self.begins, self._to_rows, self._to_slots, self._seen, *self.cache.layers[:1])
+        return self.cache.shape, *(tensor.data_ptr() for tensor in tensors)
 
     def tokens(self, more: int = 0, longest: int = 0) -> int:
         """Return the tokens of the memory, once it has `more` prompts of up to `longest` tokens."""

@@ -38,8 +38,12 @@ def with_tokenizer(base: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[tuple[World, str]]:
-    """A run on a Qwen3.5 whose trainer and engine have one base, and the text of its spec."""
-    with world() as it:
+    """A run on a Qwen3.5 whose trainer and engine have one base, and the text of its spec.
+
+    MKL rounds by where memory lies, on some CPUs, unless it is told not to.
+    """
+    with pytest.MonkeyPatch.context() as patch, world() as it:
+        patch.setenv("MKL_CBWR", "COMPATIBLE")
         base = it.root / "base"
         write_spoken_base(base, "qwen3_5")
         text = SPEC.replace("BASE", str(base))
@@ -56,11 +60,7 @@ def test_one_base_serves_trainer_and_engine(made: tuple[World, str]) -> None:
 def test_one_base_gives_the_numbers_of_two(made: tuple[World, str]) -> None:
     it, text = made
     it.run("apart", "pool.mode=resident", text=text)
-    apart = it.facts("apart")
-    fused = it.facts("fused")
-    assert apart["samples"] == fused["samples"] and len(apart["steps"]) == 3
-    for one, other in zip(apart["steps"], fused["steps"], strict=True):
-        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)  # in two processes MKL may round in two ways
+    assert it.facts("apart") == it.facts("fused")
 
 
 def test_a_killed_fused_pool_loses_no_batch(made: tuple[World, str]) -> None:
