@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.kit.leftovers import kill_leftovers, newest_pid
 from tests.kit.suite.changed import pytest_addoption
@@ -28,6 +29,9 @@ __all__ = ["pytest_addoption", "pytest_configure", "pytest_xdist_setupnodes"]
 # What is measured of products beside other tests is no choice for this user's own runs.
 os.environ["LORAD_CACHE"] = str(Path(tempfile.gettempdir()) / f"lorad-tests-{os.getuid()}")
 watch()
+# Hypothesis would draw from the constants of every module that is imported by then: looking for them takes
+# each worker four seconds in a fresh clone, and what is drawn would depend on which tests came before.
+providers._get_local_constants = lambda: providers._local_constants
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 

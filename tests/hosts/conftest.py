@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from lorad.box.paths import python_path
 from lorad.client.boxes.hosts import HOST
 from lorad.client.client import Client
 from tests.hosts.sshd import real_sshd
-from tests.kit.world import PATIENCE, REPOSITORY, World, world
+from tests.kit.warm.client import PLACE
+from tests.kit.world import COLD, PATIENCE, REPOSITORY, WARM, World, world
 
 FAKE_SSH = f"{sys.executable} -S {Path(__file__).with_name('fake_ssh.py')}"
 
@@ -32,9 +33,10 @@ class Box:
 
     far: the world on the other side; its daemon runs as this user.
     is_real: whether an sshd serves it.
+    python: how lorad is called over there.
     """
 
-    def __init__(self, far: World, options: str) -> None:
+    def __init__(self, far: World, options: str, python: Sequence[str] = WARM) -> None:
         self.far = far
         self.is_real = options != FAKE_SSH
         self.here = far.root / "here"
@@ -44,12 +46,16 @@ class Box:
         for part in ("bin", "config/lorad", "run", "work"):
             (self.here / part).mkdir(parents=True)
         self._script("ssh", f'echo "$@" >> {self.calls}\nexec {options} "$@"')
-        self.command("lorad", REPOSITORY)
+        self.command("lorad", REPOSITORY, python)
         self.add("h2", home=str(far.home.root))
 
-    def command(self, name: str, tree: Path) -> str:
-        """Write a command that is the lorad of a source tree, and return its path."""
-        return self._script(name, f'exec env PYTHONPATH={tree} {sys.executable} -m lorad "$@"')
+    def command(self, name: str, tree: Path, python: Sequence[str] = COLD) -> str:
+        """Write a command that is the lorad of a source tree, and return its path.
+
+        A real sshd passes no variables on, so the one that names the warm process stands in the command.
+        """
+        warm = f"{PLACE}={os.environ.get(PLACE, '')}"
+        return self._script(name, f'exec env PYTHONPATH={tree} {warm} {" ".join(python)} -m lorad "$@"')
 
     def _script(self, name: str, text: str) -> str:
         path = self.here / "bin" / name
@@ -182,10 +188,10 @@ def sshd_on_loopback(user: str = "", **more: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def box_by(ssh: str) -> Iterator[Box]:
+def box_by(ssh: str, python: Sequence[str] = WARM) -> Iterator[Box]:
     """Give a box that these words reach."""
     with world() as far:
-        made = Box(far, ssh)
+        made = Box(far, ssh, python)
         try:
             yield made
         finally:

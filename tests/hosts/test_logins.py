@@ -15,7 +15,7 @@ import pytest
 from lorad.protocol.listener import answers
 from tests.hosts.conftest import Box, box_by, sshd_on_loopback
 from tests.kit.passable import PASSABLE, why_not
-from tests.kit.world import REPOSITORY
+from tests.kit.world import COLD, REPOSITORY
 
 pytestmark = pytest.mark.system
 SPEC = """
@@ -46,7 +46,7 @@ def shared() -> Iterator[tuple[Box, pwd.struct_passwd]]:
     with (
         user_of_this_machine() as user,
         sshd_on_loopback(user.pw_name, around=PASSABLE) as options,
-        box_by(options) as box,
+        box_by(options, COLD) as box,
     ):
         for directory in (box.far.root, box.here):
             directory.chmod(0o711)

@@ -26,9 +26,10 @@ eval: {every: 0}
 """
 
 
-def _write(work: Path, rows: int = 4) -> None:
+def _write(work: Path, rows: int = 4, note: str = "") -> None:
+    row = {"prompt": "S:21=", "answer": "12"} | ({"note": note} if note else {})
     (work / "rows").mkdir(exist_ok=True)
-    (work / "rows/train.jsonl").write_text('{"prompt": "S:21=", "answer": "12"}\n' * rows)
+    (work / "rows/train.jsonl").write_text((json.dumps(row) + "\n") * rows)
     (work / "reward.py").write_text(REWARD)
     (work / "sent.yaml").write_text(SPEC)
 
@@ -56,7 +57,7 @@ def test_a_run_begins_among_its_files(box: Box) -> None:
 
 def test_large_files_come_in_parts(box: Box) -> None:
     work = box.here / "work"
-    _write(work, rows=2 * BUNDLE_PART // 30)
+    _write(work, rows=40, note="x" * (BUNDLE_PART // 16))
     box.lorad("--host", "h2", "--send", "check", "sent.yaml", "data.train=rows/train.jsonl")
     (place,) = (box.far.home.root / "bundles").glob("*/*")
     sent = place / "rows/train.jsonl"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lorad.client import launch
+from tests.kit.suite.rewritten import rewrite_first
 from tests.kit.warm.client import HEAVY_PLACE, PLACE
 from tests.kit.warm.processes import CLIENT, WarmDaemon, have_warm_children
 from tests.kit.warm.ranks import warm_megatron
@@ -62,7 +63,8 @@ def start_warm_process(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # where xdist is
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Have each worker forked from the warm process."""
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Have each worker forked from the warm process, which imports while this one rewrites asserts."""
+    rewrite_first(config)
     for spec in specs:
         spec.python = " ".join(CLIENT)
