@@ -1,6 +1,6 @@
-"""Rewrites the asserts of test files once, before workers import them: in a fresh clone each would do it for itself.
+"""Rewrites the asserts of test files once, before workers import them.
 
-It takes ten seconds of processor time, and with six workers a minute.
+In a fresh clone each worker would do it for itself: ten seconds of processor time, and a minute for six.
 """
 
 import os
