@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import lorad
 from lorad.daemon.process import shim
+from lorad.protocol.structs import learn_structs
 from tests.kit.warm.client import GROUP, MESSAGE_BYTES, TEMPLATES, WORKER
 from tests.kit.warm.processes import keep_warm
 
@@ -77,6 +78,7 @@ class Server:
             for name in self.names:
                 with suppress(Exception):
                     __import__(name)  # as a statement does, which stand-ins listen to
+            learn_structs()  # which takes each child a tenth of a second
         for name in self.hidden:
             del sys.modules[name]
 
