@@ -90,6 +90,7 @@ def everything(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.system
 def test_backend_is_installed_named_listed_and_removed(shop: Shop, tmp_path: Path) -> None:
     config = shop.box.home.config
     config.write_text("idle_timeout: 30 # mine\n")

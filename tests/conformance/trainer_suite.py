@@ -18,3 +18,11 @@ class PolicySuite(Numbers, Losses, Labels, Masks, Slots, Many, Checkpoints):
 
 class TrainerSuite(PolicySuite, Critics):
     """Every rule."""
+
+
+class Base(Numbers, Slots, Many):
+    """The rules that hang on how a base computes: `make test` has these alone where a trainer has two kinds."""
+
+
+class Rest(Losses, Labels, Masks, Checkpoints, Critics):
+    """The others, for `make test-system`."""

@@ -1,7 +1,4 @@
-"""kill -9 of the master, of sshd's child and of the daemon, amid a stream and amid a POST.
-
-The cases with a real sshd have mark.system.
-"""
+"""kill -9 of the master, of sshd's child and of the daemon, amid a stream and amid a POST."""
 
 import subprocess
 from pathlib import Path
@@ -22,6 +19,7 @@ def score(completion):
     return 0.0
 """
 SPEC = "data: {train: sort, prompts_per_step: 2}\nreward: slow.py:score\ntrainer: {steps: 1}\n"
+pytestmark = pytest.mark.system
 VICTIMS = ("master", "sshd's child", "daemon")
 
 

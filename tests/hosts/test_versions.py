@@ -1,7 +1,4 @@
-"""Boxes of other versions of lorad: copies of this tree with another version, schema or protocol.
-
-The cases with a real sshd have mark.system.
-"""
+"""Boxes of other versions of lorad: copies of this tree with another version, schema or protocol."""
 
 import json
 import re
@@ -14,6 +11,7 @@ import pytest
 from tests.hosts.conftest import Box
 from tests.kit.world import REPOSITORY
 
+pytestmark = pytest.mark.system
 NEWER = """
 def _of_later(db):
     db.conn.execute("ALTER TABLE runs ADD COLUMN colour TEXT NOT NULL DEFAULT 'green'")

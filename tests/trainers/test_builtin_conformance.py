@@ -26,7 +26,7 @@ from tests.conformance.trainer_experts import (
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_routes import ReplayedRoutes
-from tests.conformance.trainer_suite import TrainerSuite
+from tests.conformance.trainer_suite import Base, Rest, TrainerSuite
 from tests.models.bases import write_hybrid
 
 
@@ -52,9 +52,11 @@ class TestBuiltinTrainer(TrainerSuite):
             compute.close()
 
 
-class TestHybrid(TestBuiltinTrainer):
+class TestHybrid(Base):
     """Gated delta nets beside gated attention; gradients of up to 8."""
 
+    kind = BuiltinTrainer
+    make_trainer = TestBuiltinTrainer.make_trainer
     close_to = 5e-5
 
     @pytest.fixture(scope="class")
@@ -63,6 +65,14 @@ class TestHybrid(TestBuiltinTrainer):
         directory = tmp_path_factory.mktemp("hybrid")
         write_hybrid(directory, alone=True, tie_word_embeddings=True)
         return directory
+
+
+@pytest.mark.system
+class TestRestOfHybrid(Rest):
+    kind = BuiltinTrainer
+    base = TestHybrid.base
+    make_trainer = TestBuiltinTrainer.make_trainer
+    close_to = 5e-5
 
 
 class TestDora(Dora):

@@ -18,7 +18,7 @@ from lorad.trainers.fsdp.in_process import FusedTrainer
 from lorad.trainers.sharded.body import BodySettings
 from tests.conformance.engine_suite import CANARY, EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer, open_trained
-from tests.conformance.trainer_suite import TrainerSuite
+from tests.conformance.trainer_suite import Base, Rest
 from tests.kit.fakes.random_adapters import Shapes
 
 TINY = resolve("builtin:tiny")
@@ -28,7 +28,7 @@ def settings_of(base: Path) -> BodySettings:
     return BodySettings(model=str(base), dtype="float32", device="cpu", whole=True)
 
 
-class TestFusedTrainer(TrainerSuite):
+class TestFusedTrainer(Base):
     @pytest.fixture
     async def make_trainer(self, base: Path) -> AsyncIterator[MakeTrainer]:
         trainers: list[tuple[Compute, Trainer]] = []
@@ -42,6 +42,11 @@ class TestFusedTrainer(TrainerSuite):
         for compute, trainer in trainers:
             await trainer.shut_down()
             compute.close()
+
+
+@pytest.mark.system
+class TestRestOfFusedTrainer(Rest):
+    make_trainer = TestFusedTrainer.make_trainer
 
 
 @pytest.fixture
