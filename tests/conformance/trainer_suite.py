@@ -21,7 +21,7 @@ class TrainerSuite(PolicySuite, Critics):
 
 
 class Base(Numbers, Slots, Many):
-    """The rules that hang on how a base computes: `make test` has these alone where a trainer has two kinds."""
+    """The rules that hang on how a base computes: of another base `make test` has these alone."""
 
 
 class Rest(Losses, Labels, Masks, Checkpoints, Critics):
