@@ -230,7 +230,7 @@ FAULTS: tuple[Fault, ...] = (
         "if limit.runs is not None and working >= limit.runs:",
         "if limit.runs is not None and working > limit.runs:",
         "A user has one run more at work than queue.limits allows."),
-    Fault("lorad/daemon/queue", "lorad/daemon/queue/preempt.py",
+    Fault("lorad/daemon/queue", "lorad/daemon/queue/choose.py",
         "tests/daemon/queue/test_preempt.py::test_no_run_is_preempted_without_right_or_need",
         "return leaves or (tenant.priority < run.priority and spec_of(tenant).resources.preemptible)",
         "return leaves or tenant.priority < run.priority",

@@ -32,28 +32,28 @@ def main() -> int:
     try:
         options = {*sys.argv[1:]}
         home = Home(default_home())
-        if options & {"--check", "--repair", "--orphans", "--end-orphans"}:
-            print(msgspec.json.encode(_answer(home, options)).decode())
+        answer: object
+        if "--repair" in options:
+            from lorad.daemon.record.repair import repair
+
+            answer = repair(home)
+        elif "--check" in options:
+            from lorad.box import config
+            from lorad.daemon.record.rows_and_disk import of_home
+
+            answer = of_home(home, (config.load(home.config).storage or home.root) / "runs")
+        elif options & {"--orphans", "--end-orphans"}:
+            from lorad.daemon.process.orphans import end_orphans, find_orphans
+
+            answer = {"orphans": end_orphans(home) if "--end-orphans" in options else find_orphans(home)}
         else:
             run_daemon(home, system="--system" in options)
+            return 0
+        print(msgspec.json.encode(answer).decode())
     except LoradError as error:
         print(f"lorad: {error}. {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _answer(home: Home, options: set[str]) -> object:
-    """Do what one of the options asks for, and return what is printed of it."""
-    from lorad.box import config
-    from lorad.daemon.process.orphans import end_orphans, find_orphans
-    from lorad.daemon.record.repair import repair
-    from lorad.daemon.record.rows_and_disk import of_home
-
-    if "--repair" in options:
-        return repair(home)
-    if "--check" in options:
-        return of_home(home, (config.load(home.config).storage or home.root) / "runs")
-    return {"orphans": end_orphans(home) if "--end-orphans" in options else find_orphans(home)}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ such as what a run waits for, name it for a `Reader`.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from lorad.bounds import ALIASES, FOREIGN_ALIASES
 from lorad.daemon.context import Context
@@ -24,30 +24,13 @@ from lorad.errors import Conflict, NotAllowed
 from lorad.protocol.listener import user_name
 from lorad.records.measured import Result
 from lorad.records.runs import Event
+from lorad.records.sweeps import Sweep
 from lorad.records.versions import Alias, AliasMove
 from lorad.store import aliases, events, runs
-from lorad.store.rows import RunRow, VersionRow
+from lorad.store.rows import GroupRow, QueuedRow, RunRow, RunSummary, VersionRow
 
-
-class _OwnedRow(Protocol):
-    """A row that somebody owns, as of a run or a sweep."""
-
-    @property
-    def owner_uid(self) -> int: ...
-
-
-class _KnownRun(Protocol):
-    """A run as the queue and lists know it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def owner_uid(self) -> int: ...
-
-
-OwnedRow = TypeVar("OwnedRow", bound=_OwnedRow)
+_KnownRun = RunSummary | QueuedRow  # as lists and the queue know it
+OwnedRow = TypeVar("OwnedRow", bound=RunSummary | GroupRow | Sweep)
 RowOfRun = TypeVar("RowOfRun", AliasMove, Alias, Event, Line, Result, VersionRow)
 
 
@@ -206,12 +189,11 @@ def must_move(ctx: Context, caller: Caller, alias: str, before: Alias | None, ru
         must_own_name(ctx, caller, alias, of_alias(before))
     own = [row for row in aliases.aliases(ctx.store) if row.owner_uid == caller.uid and row.alias != alias]
     before_of = aliases.rollbacks(ctx.store)  # their files are kept as well
-
-    def is_foreign(row: Alias) -> bool:
+    foreign = []
+    for row in own:
         served = [runs.find(ctx.store, name) for name in {row.run, before_of.get(row.alias, (row.run,))[0]}]
-        return any(run.owner_uid != caller.uid for run in served if run is not None)
-
-    foreign = [row for row in own if is_foreign(row)]
+        if any(other.owner_uid != caller.uid for other in served if other is not None):
+            foreign.append(row)
     if len(own) >= ALIASES or (run.owner_uid != caller.uid and len(foreign) >= FOREIGN_ALIASES):
         count = f"{len(own)} aliases, {len(foreign)} of them for versions of others"
         hint = f"{ALIASES} and {FOREIGN_ALIASES} are the most; `lorad aliases NAME --remove` ends one."
@@ -249,17 +231,18 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
     if sees_all(ctx, caller):
         return list(rows)
     begun = runs.beginnings(ctx.store, caller.uid)
-    return [row for row in rows if row.run in begun and _is_since(row, *begun[row.run])]
-
-
-def _is_since(row: RowOfRun, first_event: int, created_at: float) -> bool:
-    """Check whether a row is of the run that has its name now, as `lorad/store/rename.py` does."""
-    match row:
-        case Event() | Line():
-            return row.id >= first_event
-        case AliasMove() | Result():
-            return row.at >= created_at
-    return True
+    kept = []
+    for row in (row for row in rows if row.run in begun):
+        first_event, created_at = begun[row.run or ""]
+        is_own = True  # of the run that has this name now, as `lorad/store/rename.py` tells them apart
+        match row:
+            case Event() | Line():
+                is_own = row.id >= first_event
+            case AliasMove() | Result():
+                is_own = row.at >= created_at
+        if is_own:
+            kept.append(row)
+    return kept
 
 
 def seen_aliases(ctx: Context, caller: Caller) -> list[Alias]:

@@ -15,6 +15,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.grants import adopt_grants
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
+from lorad.daemon.process.user_files import passable
 from lorad.daemon.queue.set_aside import keep_set_aside
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.runs.rename import finish_renames
@@ -40,8 +41,8 @@ def adopt(ctx: Context) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     refuse_open(root.parent, shared_place=True)
     refuse_open(root)
-    if is_new or root.stat().st_uid == os.geteuid():
-        ctx.users.let_pass(root)
+    if ctx.users.shared and (is_new or root.stat().st_uid == os.geteuid()):
+        passable(root)
     sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
     for verb in (
         relocate,
@@ -52,19 +53,16 @@ def adopt(ctx: Context) -> None:
         adopt_grants,
         keep_set_aside,
         _stop_strangers,
-        _prune_recent,
-        _doubt_journals,
+        _leave_to_loop,
     ):
         guarded(ctx, Item(), verb)
 
 
-def _prune_recent(ctx: Context) -> None:
-    """Let the loop delete what the daemon before did not come to delete."""
+def _leave_to_loop(ctx: Context) -> None:
+    """Let the loop delete what the daemon before did not come to delete, and look at every journal: while no
+    daemon worked anybody could put another one there.
+    """
     ctx.storage.unpruned |= {run.name for run in runs.list_runs(ctx.store, all=False, limit=_RECENT)}
-
-
-def _doubt_journals(ctx: Context) -> None:
-    """Let the loop look at every journal: while no daemon worked anybody could put another one there."""
     ctx.storage.doubted |= {*runs.names(ctx.store)}
 
 

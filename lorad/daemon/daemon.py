@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from lorad.box import config
 from lorad.box.paths import Home, refuse_open
@@ -47,7 +46,18 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
     else:
         prepare(home)
     with lock(home):
-        log_trouble = _log_to(home.daemon_log)
+        trouble = ""
+        try:  # a file that is kept small, or stderr where that cannot be written
+            handler: logging.Handler = logging.handlers.RotatingFileHandler(
+                home.daemon_log, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES
+            )
+        except OSError as error:
+            handler = logging.StreamHandler()
+            trouble = f"the daemon has no log: {home.daemon_log}: {error.strerror}"
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger().addHandler(handler)
+        for name in ("lorad.daemon", "lorad.http"):
+            logging.getLogger(name).setLevel(logging.INFO)
         settings = config.load(home.config)
         if system:
             refuse_shared(settings, home.config)
@@ -56,10 +66,10 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
         os.environ.update(environment(devices) | past_proxies(os.environ))  # for all that it starts
         ctx = Context(home, settings, store, open_journal(home), GpuState(devices))
         ctx.journal.tell_start(store.schema)
-        if trouble := tokens_trouble(settings.gateway):
-            log.error("%s", trouble)
+        if tokens_wrong := tokens_trouble(settings.gateway):
+            log.error("%s", tokens_wrong)
         ctx.users = SharedBox() if system else Users()
-        ctx.storage.log_trouble = log_trouble
+        ctx.storage.log_trouble = trouble
         try:
             asyncio.run(_serve(ctx))
         finally:
@@ -74,26 +84,6 @@ def prepare(home: Home) -> None:
         for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         refuse_open(home.root)
-
-
-def _log_to(path: Path) -> str:
-    """Log to a file that is kept small, or to stderr where that cannot be written.
-
-    Return why it cannot be written; "" when it can.
-    """
-    trouble = ""
-    try:
-        handler: logging.Handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES
-        )
-    except OSError as error:
-        handler = logging.StreamHandler()
-        trouble = f"the daemon has no log: {path}: {error.strerror}"
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger().addHandler(handler)
-    for name in ("lorad.daemon", "lorad.http"):
-        logging.getLogger(name).setLevel(logging.INFO)
-    return trouble
 
 
 async def _serve(ctx: Context) -> None:

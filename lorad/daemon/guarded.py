@@ -44,12 +44,15 @@ def guarded(
             words = error.message
         elif isinstance(error, OSError) and error.strerror:
             words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        if ctx.loop.troubles.add(Trouble(verb.__name__, item, words, hint)):
+        trouble = Trouble(verb.__name__, item, words, hint)
+        before = ctx.loop.troubles.get((verb.__name__, item.name))
+        ctx.loop.troubles[verb.__name__, item.name] = trouble
+        if before != trouble:
             name = verb.__name__.lstrip("_")
             where = f"{name}, {item.name}" if item.name else name
             log.error("%s: %s", where, error, exc_info=not isinstance(error, LoradError))
     else:
-        ctx.loop.troubles.end(verb.__name__, item.name)
+        ctx.loop.troubles.pop((verb.__name__, item.name), None)
 
 
 def each(
@@ -70,10 +73,12 @@ def each(
     name = verb.__name__
     named = [(item_of(thing), thing) for thing in items]
     if seconds < math.inf:
-        named.sort(key=lambda pair: troubles.has(name, pair[0].name))
+        named.sort(key=lambda pair: (name, pair[0].name) in troubles)
     for item, thing in named:
         if time.monotonic() > until:
             ctx.loop.poke()
             break
         guarded(ctx, item, verb, thing)
-    troubles.keep_only(name, {item.name for item, _ in named} | {""})
+    present = {item.name for item, _ in named} | {""}
+    for key in [key for key in troubles if key[0] == name and key[1] not in present]:
+        del troubles[key]  # of an item that is gone

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import IO
 
 from lorad.box.paths import Home
 from lorad.errors import Conflict, StorageError
@@ -29,11 +28,34 @@ def writable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock(home: Home) -> Iterator[None]:
-    """Take the lock that keeps a second daemon out of the home. Raises Conflict, StorageError."""
+    """Take the lock that keeps a second daemon out of the home. Raises Conflict, StorageError.
+
+    Both kinds of locks, the database's and the daemon's, are tried before, in a thread: a file server may not
+    answer.
+    """
+    wrong = ["its file server does not answer when a file is locked"]
+
+    def look() -> None:
+        try:
+            for take in (fcntl.lockf, fcntl.flock):
+                with contextlib.suppress(BlockingIOError, PermissionError):  # somebody has it
+                    take(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    take(file, fcntl.LOCK_UN)
+            wrong.clear()
+        except OSError as error:
+            wrong[:] = [f"its file system locks no files: {error.strerror}"]
+
     with contextlib.ExitStack() as stack:
         with writable():
             file = stack.enter_context(open(home.daemon_lock, "a+"))
-        _refuse_without_locks(home, file)
+        thread = threading.Thread(target=look, daemon=True, name="locks")
+        thread.start()
+        thread.join(LOCK_SECONDS)
+        if wrong:
+            hint = (
+                "Set LORAD_HOME to a directory on a local disk, or have the file system mounted with locks."
+            )
+            raise StorageError(f"{home.root} cannot be used as home: {wrong[0]}", hint=hint)
         deadline = time.monotonic() + 2 * GOODBYE_SECONDS
         while True:
             try:
@@ -48,28 +70,3 @@ def lock(home: Home) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
-
-
-def _refuse_without_locks(home: Home, file: IO[str]) -> None:
-    """Try both kinds of locks, the database's and the daemon's, in a thread: a file server may not answer.
-
-    Raises StorageError.
-    """
-    wrong = ["its file server does not answer when a file is locked"]
-
-    def look() -> None:
-        try:
-            for lock in (fcntl.lockf, fcntl.flock):
-                with contextlib.suppress(BlockingIOError, PermissionError):  # somebody has it
-                    lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    lock(file, fcntl.LOCK_UN)
-            wrong.clear()
-        except OSError as error:
-            wrong[:] = [f"its file system locks no files: {error.strerror}"]
-
-    thread = threading.Thread(target=look, daemon=True, name="locks")
-    thread.start()
-    thread.join(LOCK_SECONDS)
-    if wrong:
-        hint = "Set LORAD_HOME to a directory on a local disk, or have the file system mounted with locks."
-        raise StorageError(f"{home.root} cannot be used as home: {wrong[0]}", hint=hint)

@@ -25,6 +25,7 @@ class Loop:
     closing: the daemon ends; the verbs that are left of this pass are not done.
     tasks: coroutines that run beside it; they are cancelled when the daemon closes.
     newest: the newest event that its readers were woken for.
+    bell: rings when there are new events; taken before looking for some, it misses none that comes meanwhile.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Loop:
         self._event = asyncio.Event()
         self._watched: dict[Path, int] = {}
         self._stamps: dict[Path, _Stamp] = {}
-        self._bell = asyncio.Event()
+        self.bell = asyncio.Event()
         self._looked_at = -math.inf
 
     def poke(self) -> None:
@@ -87,13 +88,9 @@ class Loop:
 
     def ring(self) -> None:
         """Tell all readers of events that there are new ones."""
-        bell = self._bell
-        self._bell = asyncio.Event()
+        bell = self.bell
+        self.bell = asyncio.Event()
         bell.set()
-
-    def bell(self) -> asyncio.Event:
-        """Take it before looking for events, so that none that comes in between is missed."""
-        return self._bell
 
     async def rung(self, bell: asyncio.Event, timeout: float) -> bool:
         """Wait for the next `ring` after the bell was taken; False after `timeout` seconds without one."""

@@ -143,14 +143,6 @@ class Pool:
         lacking = f": {self.grant.words}" if self.grant is not None and self.grant.words else ""
         return f"waits for {self.where} of the cluster{lacking}"
 
-    def part_on(self, device: str) -> str:
-        """Say which part of it alone is on a device of this machine, `trainer` or `servers`; "" where it is
-        not split.
-        """
-        if not self.setup.rollout_devices:
-            return ""
-        return "servers" if device in self.setup.server_names else "trainer"
-
     @property
     def holds(self) -> tuple[str, ...]:
         """Return the names of all devices that it has, on nodes with the node's name before."""
@@ -194,6 +186,15 @@ def setup_for(
     slots = len(devices) / config.devices.cpu_slots if is_slot else 1  # of the CPU that the pool has
     # on a GPU the checkpoint's own, with bfloat16 in place of whatever is not float32
     usual: Dtype = "float32" if on_cpu or dtype == "float32" else "bfloat16"
+    mode: Mode
+    if spec.pool.mode != "auto":
+        mode = spec.pool.mode
+    elif spec.resources.rollout_nodes or spec.server_devices:
+        mode = "split"
+    elif spec.rollout.backend not in SERVERS:
+        mode = "fused" if is_fused(spec, trainer) and not on_nodes else "resident"
+    else:  # a server of the user's stays as it is, as others may use it; the builtin engine cannot sleep
+        mode = "resident" if on_cpu or spec.rollout.urls else "timesliced"
     return PoolSetup(
         pool="",
         model=spec.model.path,
@@ -202,7 +203,7 @@ def setup_for(
         quantize=spec.model.quantize,
         trainer=spec.trainer.backend,
         engine=spec.rollout.backend,
-        mode=_mode_of(spec, trainer, on_cpu, on_nodes),
+        mode=mode,
         teacher=spec.algorithm.teacher or "",
         teacher_path=facts.teacher_path if facts else "",
         threads=threads,
@@ -242,20 +243,6 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
         return ()
     names = tuple(device.name for device in devices)
     return () if names == (devices[0].kind,) else names
-
-
-def _mode_of(spec: Spec, trainer: Backend, on_cpu: bool, on_nodes: bool) -> Mode:
-    """Choose how engine and trainer share the device.
-
-    A server of the user's stays as it is, as others may use it; the builtin engine cannot sleep.
-    """
-    if spec.pool.mode != "auto":
-        return spec.pool.mode
-    if spec.resources.rollout_nodes or spec.server_devices:
-        return "split"
-    if spec.rollout.backend not in SERVERS:
-        return "fused" if is_fused(spec, trainer) and not on_nodes else "resident"
-    return "resident" if on_cpu or spec.rollout.urls else "timesliced"
 
 
 def base_name(model: str) -> str:

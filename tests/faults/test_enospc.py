@@ -73,7 +73,7 @@ async def test_end_on_a_full_disk_says_so(home: Path) -> None:
             driver = read_status(runs.get(ctx.store, "a").attempt_dir)
             assert driver is not None
             os.kill(driver["pid"], signal.SIGKILL)
-            await until(lambda: ctx.loop.troubles.has("_reap_run", "run a"))
+            await until(lambda: ("_reap_run", "run a") in ctx.loop.troubles)
         await until_state(ctx, "a", "ended")
         assert re.search(
             rf"; meanwhile .*{ctx.home.root}/(lorad\.db|journal)", runs.get(ctx.store, "a").detail

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from lorad.daemon.api.views import asked_in
 from lorad.errors import SpecError
 from lorad.records.runs import RunDetails
 from lorad.spec.model import Spec, convert
@@ -20,7 +19,6 @@ from lorad.tui.draft import MORE, DraftSource, command, draw_up, overrides, reba
 from lorad.tui.new_run import sources
 from lorad.tui.spec_fields import entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, flat, inner_text, nested, text_of, value_text
-from tests.kit.journals import a_run
 
 HERE = Path("/here")
 ODD = [
@@ -150,14 +148,6 @@ def test_form_of_a_run_drops_only_the_name() -> None:
 def test_unknown_start_of_paths_is_noted() -> None:
     run = RunDetails("old", "ended", spec=a_spec(data={"train": "d.jsonl"}), origin="base@3")
     assert "data.train" in sources.of_run(run).note and "base@3" in sources.of_run(run).note
-
-
-def test_request_says_where_paths_begin(tmp_path: Path) -> None:
-    run = a_run(directory=str(tmp_path))
-    assert asked_in(run) is None
-    facts = {"source": "x", "overrides": [], "model_path": "m", "model_dtype": "float32", "parameters": 1}
-    (tmp_path / "request.json").write_bytes(msgspec.json.encode({"cwd": "/there", **facts}))
-    assert asked_in(run) == "/there"
 
 
 def test_file_with_a_bad_spec_names_its_line(tmp_path: Path) -> None:

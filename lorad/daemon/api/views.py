@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -14,8 +14,7 @@ from lorad.bounds import SPEC_BODY_BYTES
 from lorad.box.paths import AttemptDir
 from lorad.daemon import pool as daemon_pool
 from lorad.daemon.context import Context, request_of
-from lorad.daemon.pools.threads import told_runtime
-from lorad.daemon.process.processes import read_status
+from lorad.daemon.process.processes import read_object, read_status
 from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.daemon.storage.footprint import files_of
@@ -130,41 +129,36 @@ def history(rows: Rows, row: RunRow) -> _History:
         own = began.get("parameters", 0)
         base = began.get("base_parameters", 0)
         trainable = Trainable(own, base or None, own / (own + base) if base else None)
-        begun = _beginning(began)
+        files = began.get("inputs")
+        inputs = (files if isinstance(files, dict) else {}).items()
+        digests = {
+            key: about["sha256"] for key, about in inputs if isinstance(about, dict) and about.get("sha256")
+        }
+        with contextlib.suppress(msgspec.ValidationError):  # its driver wrote something else
+            begun = msgspec.convert({**began, "inputs": digests}, Beginning)
+    spec = None
+    with contextlib.suppress(msgspec.MsgspecError):  # one of another lorad
+        spec = from_json(row.spec.encode())
+    best = None
+    expected: list[Expected] = []
+    if spec is not None:
+        metric, ranked = best_evals(rows, row.name, spec.checkpoint.best_by)
+        if ranked:
+            best = Best(ranked[0].version, ranked[0].step, metric, ranked[0].figures[metric])
+        figures = partial(figures_at, rows, row.name)
+        is_over = row.state == RunState.ENDED
+        expected = [judged(wish, row.steps, row.step, figures, is_over=is_over) for wish in spec.expect]
     return _History(
         attempts=_attempts_of(rows, row),
         trainable=trainable,
         warnings=messages,
-        best=_best_of(rows, row),
+        best=best,
         sets=sets,
         results=results(rows, row.name),
-        expected=_expected_of(rows, row),
+        expected=expected,
         begun=begun,
         files=files_of(row),
     )
-
-
-def _best_of(rows: Rows, row: RunRow) -> Best | None:
-    """Find the best evaluation, by `checkpoint.best_by`; None without any, or for a spec of another lorad."""
-    try:
-        best_by = from_json(row.spec.encode()).checkpoint.best_by
-    except msgspec.MsgspecError:
-        return None
-    metric, best = best_evals(rows, row.name, best_by)
-    return Best(best[0].version, best[0].step, metric, best[0].figures[metric]) if best else None
-
-
-def _expected_of(rows: Rows, row: RunRow) -> list[Expected]:
-    """Judge the expectations of a run by the facts that count; none for a spec of another lorad."""
-    try:
-        expectations = from_json(row.spec.encode()).expect
-    except msgspec.MsgspecError:
-        return []
-    figures = partial(figures_at, rows, row.name)
-    is_over = row.state == RunState.ENDED
-    return [
-        judged(expectation, row.steps, row.step, figures, is_over=is_over) for expectation in expectations
-    ]
 
 
 def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
@@ -173,27 +167,29 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
     except LoradError:  # it was not kept
         request = None
     reference = request and request.reference
+    attempts = {}
+    if row.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
+        attempts["driver"] = row.attempt_dir
+        if pool := ctx.pools.get(row.pool or ""):
+            attempts["pool"] = pool.attempt()
+    processes = []  # that it has now, shims included
+    for role, attempt in attempts.items():
+        if (state := ctx.processes.inspect(attempt)).phase == "alive":
+            status = read_status(attempt) or {}
+            processes += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
     return extended(
         RunDetails,
         with_place(ctx, run_view(ctx, row)),
         directory=row.directory,
-        cwd=asked_in(row),
+        cwd=request.cwd if request else None,
         reference=reference and KlReference(reference.name, reference.sha256),
         rate=request and request.facts.rate,
         serving=row.serving,
         spec=json.loads(row.spec),
         data_format=request.facts.data_format if request else "",
-        processes=_processes_of(ctx, row),
+        processes=processes,
         **{key: getattr(history, key) for key in history.__struct_fields__},
     )
-
-
-def asked_in(row: RunRow) -> str | None:
-    """Find the directory where relative paths of the run's spec begin; None where it was not kept."""
-    try:
-        return request_of(row).cwd
-    except LoradError:
-        return None
 
 
 def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
@@ -235,34 +231,6 @@ def _differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def _beginning(began: Mapping[str, Any]) -> Beginning | None:
-    """Read what an attempt began with; None where its driver wrote something else."""
-    files = began.get("inputs")
-    inputs = files if isinstance(files, dict) else {}
-    digests = {
-        key: one["sha256"] for key, one in inputs.items() if isinstance(one, dict) and one.get("sha256")
-    }
-    try:
-        return msgspec.convert({**began, "inputs": digests}, Beginning)
-    except msgspec.ValidationError:
-        return None
-
-
-def _processes_of(ctx: Context, row: RunRow) -> list[RunProcess]:
-    """List the processes that an active run has now, shims included."""
-    if row.state not in ("starting", "running", "stopping"):
-        return []
-    attempts = {"driver": row.attempt_dir}
-    if pool := ctx.pools.get(row.pool or ""):
-        attempts["pool"] = pool.attempt()
-    processes = []
-    for role, attempt in attempts.items():
-        if (state := ctx.processes.inspect(attempt)).phase == "alive":
-            status = read_status(attempt) or {}
-            processes += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
-    return processes
-
-
 def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) -> Version:
     """Describe a version; `path` is None while there are no files, or after they were deleted."""
     path = row.path if has_files(row.path) else None
@@ -270,11 +238,17 @@ def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) 
 
 
 def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
-    status = _believed(ctx, pool)
+    status = pool.status
+    if status is not None and ctx.users.shared:  # without what it claims about runs of other owners
+        own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
+        believed = [tenant for tenant in status.tenants if tenant.run in own]
+        loaded = [name for name in status.loaded if name.rpartition("@")[0] in own]
+        status = replace(status, tenants=believed, loaded=loaded)
     tenants = status.tenants if status else []
     runtime = None  # what the process of the pool was started with, where that was kept
     with contextlib.suppress(msgspec.ValidationError):
-        runtime = msgspec.convert(told_runtime(pool.attempt()), PoolRuntime | None)
+        command = read_object(pool.attempt().command)
+        runtime = msgspec.convert(command.get("runtime"), PoolRuntime | None)
     trainer = PoolTrainer(pool.setup.trainer)
     if status is not None and status.trainer is not None:
         versions = status.info.versions.items()  # of what trains apart from the pool
@@ -303,16 +277,6 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         nodes=[node.node for node in pool.nodes],
         waiting=pool.waits_for,
     )
-
-
-def _believed(ctx: Context, pool: daemon_pool.Pool) -> PoolStatus | None:
-    """Take a pool's status, in a shared daemon without what it claims about runs of other owners."""
-    if pool.status is None or not ctx.users.shared:
-        return pool.status
-    own = {*runs.names(ctx.store, owner_uid=pool.setup.owner)}
-    tenants = [tenant for tenant in pool.status.tenants if tenant.run in own]
-    loaded = [name for name in pool.status.loaded if name.rpartition("@")[0] in own]
-    return msgspec.structs.replace(pool.status, tenants=tenants, loaded=loaded)
 
 
 def engine_view(name: str, status: PoolStatus | None) -> PoolEngine:

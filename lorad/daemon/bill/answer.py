@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -36,7 +36,8 @@ async def bill_of(
     until: float | None = None,
 ) -> Bill:
     """Answer with what the caller may see: where only owners see what is theirs, nothing of others, and
-    nothing that is nobody's.
+    nothing that is nobody's. Lines of runs have what these take on disk: there the caller's runs alone are
+    measured, since a name in their bill may be another user's run by now.
     """
     only_uid = None if sees_all(ctx, caller) else caller.uid
     rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=only_uid)
@@ -48,7 +49,15 @@ async def bill_of(
     lines = [_sum(key, of_devices) for key, of_devices in by_key.items()]
     lines.sort(key=lambda line: (not line.key, -line.held, line.key))
     if by in _OF_RUNS:
-        disk = await _disk(ctx, by, {line.key for line in lines if line.key}, only_uid)
+        keys = {line.key for line in lines if line.key}
+        every = await ctx.read(runs.every)
+        billed = [
+            (key, run.directory)
+            for run in every
+            if only_uid in (None, run.owner_uid)
+            and (key := {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]) in keys
+        ]
+        disk = await asyncio.to_thread(_measured, ctx.bill.sizes, billed)
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
     total = _sum("", lines)
     first = None if since is None else float(since // HOUR * HOUR)
@@ -70,22 +79,6 @@ def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
         disk=sum(sizes) if sizes else None,
         cost=None if None in costs else sum(cost for cost in costs if cost is not None),
     )
-
-
-async def _disk(ctx: Context, by: By, keys: set[str], owner_uid: int | None) -> Mapping[str, int]:
-    """Measure the disk that the runs of each key take.
-
-    owner_uid: the user whose runs alone are measured, since a name in their bill may be another user's run by
-        now; None where all are.
-    """
-    every = await ctx.read(runs.every)
-    owned = [run for run in every if owner_uid is None or run.owner_uid == owner_uid]
-    billed = [
-        (key, run.directory)
-        for run in owned
-        if (key := {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]) in keys
-    ]
-    return await asyncio.to_thread(_measured, ctx.bill.sizes, billed)
 
 
 def _measured(sizes: dict[str, tuple[float, int]], billed: Sequence[tuple[str, str]]) -> dict[str, int]:

@@ -69,6 +69,9 @@ def _open(ctx: Context, pool: Pool) -> list[AttemptDir]:
 
 
 def _take_in(ctx: Context, pool: Pool) -> None:
+    """Take in what the open lives of a pool wrote. A user is held to have used what their pool was seen to
+    hold, also where its file says less.
+    """
     lives = _open(ctx, pool)
     for life in lives:
         try:
@@ -79,8 +82,16 @@ def _take_in(ctx: Context, pool: Pool) -> None:
             if not _is_strange(ctx, pool):
                 raise
             log.debug("pool %s: %s", pool.id, error)
-        if _is_strange(ctx, pool):
-            _keep_silence(ctx, pool, life)
+        began = (read_status(life) or {}).get("started_at") if _is_strange(ctx, pool) else None
+        if began is not None:
+            place = ctx.bill.files.setdefault(life.root, UsesFile())
+            place.life = place.life or _name_of(life)
+            if pool.names and not bill.is_closed(ctx.store, place.life):  # one on nodes may wait for them
+                silent = Uses(place.life, pool.id, "", len(pool.names), began, began, [])
+                until = _end_of(life) or time.time() - _SILENCE
+                owner = Person(user_name(pool.setup.owner), pool.setup.owner)
+                bill.keep_silence(ctx.store, silent, owner, until)
+                ctx.bill.taken += 1
         if pool.process.is_over or life is not lives[-1]:
             ctx.bill.closed.add(life.root)
             place = ctx.bill.files.pop(life.root, UsesFile())
@@ -106,8 +117,16 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
         newest |= {use.entry: use for use in report.uses if use.entry} if report.life == life_name else {}
     owner = Person(user_name(pool.setup.owner), pool.setup.owner)
     merged = msgspec.structs.replace(reports[-1], life=place.life, pool=pool.id, uses=[*newest.values()])
-    if is_strange:
-        merged = _as_seen(pool, life, merged)
+    if is_strange:  # corrected by what the daemon knows of the life itself, and without what cannot be
+        began = (read_status(life) or {}).get("started_at") or merged.since
+        devices = len(pool.names) or merged.devices
+        uses = []  # as much as the devices can have done within an hour; for no run they make no tokens
+        for use in (use for use in merged.uses if use.hour <= time.time()):
+            tokens = max(use.generated, use.trained, use.served, use.prompts, use.cached)
+            most = _MOST_TOKENS * devices if use.run else 0
+            if tokens <= most and max(use.held, use.busy) <= 2 * HOUR * devices:
+                uses.append(use)
+        merged = msgspec.structs.replace(merged, since=began, devices=devices, uses=uses)
     try:
         bill.take_in(ctx.store, merged, owner, strange=is_strange)
     except BaseException:
@@ -121,39 +140,10 @@ def _is_strange(ctx: Context, pool: Pool) -> bool:
     return ctx.users.shared and pool.setup.owner != os.getuid()
 
 
-def _as_seen(pool: Pool, life: AttemptDir, report: Uses) -> Uses:
-    """Correct a report by what the daemon knows of the life itself, and leave out what cannot be."""
-    began = (read_status(life) or {}).get("started_at") or report.since
-    devices = len(pool.names) or report.devices
-
-    def is_possible(use: Use) -> bool:
-        """Check whether the devices can have done so much within an hour; for no run they make no tokens."""
-        tokens = max(use.generated, use.trained, use.served, use.prompts, use.cached)
-        is_little = tokens <= (_MOST_TOKENS * devices if use.run else 0)
-        return is_little and max(use.held, use.busy) <= 2 * HOUR * devices and use.hour <= time.time()
-
-    uses = [use for use in report.uses if is_possible(use)]
-    return msgspec.structs.replace(report, since=began, devices=devices, uses=uses)
-
-
 def _name_of(life: AttemptDir) -> str:
     """Name a life of a pool by what the daemon knows of it."""
     began = (read_status(life) or {}).get("started_at") or 0.0
     return f"{life.root.parent.parent.name}/{life.root.name}/{began:.3f}"
-
-
-def _keep_silence(ctx: Context, pool: Pool, life: AttemptDir) -> None:
-    """Hold a user to have used what their pool was seen to hold, also where its file says less."""
-    status = read_status(life) or {}
-    if (began := status.get("started_at")) is None:
-        return
-    place = ctx.bill.files.setdefault(life.root, UsesFile())
-    place.life = place.life or _name_of(life)
-    if pool.names and not bill.is_closed(ctx.store, place.life):  # one on nodes may wait for them
-        silent = Uses(place.life, pool.id, "", len(pool.names), began, began, [])
-        until = _end_of(life) or time.time() - _SILENCE
-        bill.keep_silence(ctx.store, silent, Person(user_name(pool.setup.owner), pool.setup.owner), until)
-        ctx.bill.taken += 1
 
 
 def _new_reports(path: Path, place: UsesFile) -> list[Uses]:

@@ -117,10 +117,6 @@ def lock_file(device: Device) -> Path | None:
     return gpu_locks.make_lock(LOCKS, device.uuid)
 
 
-def lock_directory() -> Path:
-    return gpu_locks.make_directory(LOCKS)
-
-
 def is_taken(device: Device) -> bool:
     """Check whether some process on this machine, perhaps another user's, holds the device.
 

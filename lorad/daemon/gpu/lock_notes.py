@@ -21,9 +21,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from lorad.box import gpu_locks
 from lorad.children.identity import stat_of
 from lorad.daemon.gpu import devices
-from lorad.daemon.gpu.devices import Device, is_taken, lock_directory, lock_file
+from lorad.daemon.gpu.devices import Device, is_taken, lock_file
 from lorad.files import write_whole
 from lorad.text import one_line
 
@@ -104,7 +105,7 @@ def write_note(path: Path, data: bytes) -> None:
 
     Raises OSError, also when the file there belongs to another user.
     """
-    lock_directory()
+    gpu_locks.make_directory(devices.LOCKS)
     write_whole(path, data, mode=0o644, durable=False)
 
 

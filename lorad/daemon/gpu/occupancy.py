@@ -138,7 +138,11 @@ def read_all(gpus: Iterable[Device], ours: Ours) -> dict[str, Sight]:
 
 
 def _read(driver: Any, device: Device, family: set[int], ours: Ours) -> Sight:
-    """Read one GPU; leave out what the driver does not report, or not to this user."""
+    """Read one GPU; leave out what the driver does not report, or not to this user.
+
+    In a container the driver may report pids of the host, which have no name here: on a device that a pool of
+    ours holds they count as that pool's.
+    """
     try:
         handle = driver.nvmlDeviceGetHandleByUUID(device.uuid)
         try:  # without the driver's own memory where it counts that separately
@@ -158,11 +162,22 @@ def _read(driver: Any, device: Device, family: set[int], ours: Ours) -> Sight:
     with contextlib.suppress(driver.NVMLError):
         temperature = int(driver.nvmlDeviceGetTemperature(handle, driver.NVML_TEMPERATURE_GPU))
     is_held = device.name in ours.devices
-    processes = tuple(
-        _described(pid, memory, pid in computing, family, ours, is_held)
-        for pid, memory in sorted((drawing | computing).items())
-    )
-    return Sight(time.monotonic(), used, utilization, processes, is_held, "", power, temperature)
+    processes = []
+    for pid, memory in sorted((drawing | computing).items()):
+        try:
+            process = psutil.Process(pid)
+            name = one_line(process.name())
+            user = one_line(process.username())
+        except (psutil.Error, KeyError):
+            name = user = ""
+        attempt = b""  # the variable by which a daemon of lorad marks what it starts, and so their children
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            attempt = next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")
+        is_ours = pid in family or attempt.startswith(ours.mark) or (is_held and not name)
+        processes.append(GpuProcess(pid, user, name, memory, pid in computing, is_ours, bool(attempt)))
+    now = time.monotonic()
+    return Sight(now, used, utilization, tuple(processes), is_held, "", power, temperature)
 
 
 def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
@@ -173,25 +188,3 @@ def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
         return {int(process.pid): process.usedGpuMemory for process in call(handle)}
     except (driver.NVMLError, driver.NVMLLibraryMismatchError):
         return {}
-
-
-def _described(
-    pid: int, memory: int | None, computes: bool, family: set[int], ours: Ours, is_held: bool
-) -> GpuProcess:
-    """Describe a process on the GPU.
-
-    In a container the driver may report pids of the host, which have no name here: on a device that a pool of
-    ours holds they count as that pool's.
-    """
-    try:
-        process = psutil.Process(pid)
-        name = one_line(process.name())
-        user = one_line(process.username())
-    except (psutil.Error, KeyError):
-        name = user = ""
-    attempt = b""  # the variable by which a daemon of lorad marks what it starts, and so the children of that
-    with contextlib.suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        attempt = next((entry for entry in variables if entry.startswith(b"LORAD_ATTEMPT=")), b"")
-    is_ours = pid in family or attempt.startswith(ours.mark) or (is_held and not name)
-    return GpuProcess(pid, user, name, memory, computes, is_ours, bool(attempt))

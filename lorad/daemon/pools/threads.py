@@ -9,15 +9,13 @@ Where it was removed, the setup of the run's pool is used instead.
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from lorad.box.paths import AttemptDir
 from lorad.box.runtime import Decision, Overrides, Runtime, choose_runtime, choose_threads
 from lorad.daemon.context import Context, unreadable
-from lorad.daemon.process.processes import read_object, write_json
+from lorad.daemon.process.processes import write_json
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec.model import Spec
 from lorad.store import events
@@ -98,9 +96,3 @@ def _read_kept(run: RunRow) -> _Kept | None:
             "its place."
         )
         raise unreadable(path, error, hint) from error
-
-
-def told_runtime(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Read the runtime that a pool's attempt was started with; None where that cannot be read."""
-    runtime: dict[str, Any] | None = read_object(attempt.command).get("runtime")
-    return runtime

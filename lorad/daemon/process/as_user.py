@@ -41,7 +41,11 @@ def as_user(user: User | None) -> Iterator[None]:
     groups = os.getgroups()
     gid = os.getegid()
     uid = os.geteuid()
-    powers = _capabilities()
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+    data = (ctypes.c_uint32 * 6)()  # the effective, permitted and inheritable ones of this thread
+    _checked(_libc.capget(header, data))
+    effective, permitted, inheritable = (a | b << 32 for a, b in zip(data[:3], data[3:], strict=True))
+    powers = (effective, permitted, inheritable)
     _now.uid = user.uid
     try:
         _set_groups(user.groups)
@@ -73,17 +77,6 @@ def _set_fs(change: ctypes._NamedFuncPointer, number: int) -> None:
     change(ctypes.c_uint32(number))
     if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != number:
         raise PermissionError(1, f"this daemon may not act as user or group {number}")
-
-
-def _capabilities() -> tuple[int, int, int]:
-    """Read the effective, permitted and inheritable capabilities of this thread."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-    data = (ctypes.c_uint32 * 6)()
-    _checked(_libc.capget(header, data))
-    low = data[:3]
-    high = data[3:]
-    effective, permitted, inheritable = (a | b << 32 for a, b in zip(low, high, strict=True))
-    return effective, permitted, inheritable
 
 
 def _set_capabilities(powers: tuple[int, int, int], *, effective: int) -> None:

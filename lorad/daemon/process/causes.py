@@ -158,52 +158,33 @@ _KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?
 
 
 def diagnose(clues: Clues) -> Diagnosis | None:
-    """Find the cause of an end that was not asked for; None when only the exit itself is known."""
-    if killed := _killed_for_memory(clues):
-        return killed
-    in_log = in_words_of(clues.log)
-    gpu = _gpu_in_kernel(clues, is_sure=in_log is not None)
-    if gpu and in_log in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
-        return gpu
-    return in_log or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
+    """Find the cause of an end that was not asked for; None when only the exit itself is known.
 
-
-def _killed_for_memory(clues: Clues) -> Diagnosis | None:
-    """Recognise a kill for memory.
-
-    The kernel's log names the pid; without such a line, the kernel may have killed any process of the
-    machine.
+    The kernel's log names the pid that it killed for want of memory; without such a line, it may have killed
+    any process of the machine. It has GPU errors by their number (Xid), from NVIDIA's driver: where the
+    process had no error on a GPU, and its pid is not named, the GPU may be somebody else's.
     """
     killed = {int(match[1]) for line in clues.kernel if (match := _OOM_KILL.search(line))}
-    if clues.signal == signal.SIGKILL:
-        if clues.pid in killed:
-            return KILLED_FOR_MEMORY
-        return MAYBE_KILLED_FOR_MEMORY if clues.ooms and not killed else None
     text = _last_lines(clues.log)
-    if not (killed or clues.ooms) or not _KILLED_CHILD.search(text):
-        return None
-    is_named = any(re.search(rf"\b{pid}\b", text) for pid in killed)
-    return CHILD_KILLED_FOR_MEMORY if is_named else CHILD_MAYBE_KILLED_FOR_MEMORY
-
-
-def _gpu_in_kernel(clues: Clues, *, is_sure: bool) -> Diagnosis | None:
-    """Recognise a GPU error by its number (Xid), which NVIDIA's driver writes to the kernel's log.
-
-    is_sure: the process had an error on a GPU; without one, and its pid, the GPU may be somebody else's.
-    """
+    if clues.signal == signal.SIGKILL and clues.pid in killed:
+        return KILLED_FOR_MEMORY
+    if clues.signal == signal.SIGKILL and clues.ooms and not killed:
+        return MAYBE_KILLED_FOR_MEMORY
+    if clues.signal != signal.SIGKILL and (killed or clues.ooms) and _KILLED_CHILD.search(text):
+        is_named = any(re.search(rf"\b{pid}\b", text) for pid in killed)
+        return CHILD_KILLED_FOR_MEMORY if is_named else CHILD_MAYBE_KILLED_FOR_MEMORY
+    in_log = in_words_of(clues.log)
     errors = [match for line in clues.kernel if (match := _XID.search(line))]
-    if not errors:
-        return None
-    number = int(errors[-1]["number"])
-    where = errors[-1]["where"]
-    what = (
-        ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what if number == 79 else "a GPU reported an error"
-    )
-    if not (is_sure or errors[-1]["pid"] == str(clues.pid)):
-        what = f"it may be that {what}"
-    return Diagnosis(
-        f"{what}: Xid {number} at {where}", CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
-    )
+    if errors and in_log in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
+        number = int(errors[-1]["number"])
+        what = "a GPU reported an error"
+        if number in _ECC_XIDS or number == 79:
+            what = ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what
+        if in_log is None and errors[-1]["pid"] != str(clues.pid):
+            what = f"it may be that {what}"
+        advice = CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
+        return Diagnosis(f"{what}: Xid {number} at {errors[-1]['where']}", advice)
+    return in_log or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
 
 
 def in_words_of(text: str) -> Diagnosis | None:

@@ -34,7 +34,16 @@ def main() -> None:
     if has_secrets:  # before: the user may have no way to lorad
         sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
         from lorad.daemon.process.shim import read_secret
-    _drop(int(uid), int(gid), [int(group) for group in groups.split(",") if group])
+    libc = ctypes.CDLL(None, use_errno=True)  # what fails from here on raises OSError, and nothing is started
+    os.setgroups([int(group) for group in groups.split(",") if group])
+    os.setresgid(int(gid), int(gid), int(gid))
+    os.setresuid(int(uid), int(uid), int(uid))
+    if int(uid) != 0:  # a daemon that is not root itself keeps its capabilities through setresuid
+        _checked(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+        nothing = (ctypes.c_uint32 * 6)()
+        _checked(libc.capset(header, nothing), "capabilities")
+    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     os.umask(_UMASK)
     if has_secrets:
         os.environ.update(_secrets_in(os.path.join(os.environ.get("HOME", "/"), PLACE), read_secret))
@@ -62,20 +71,6 @@ def _secrets_in(directory: str, read: Callable[[str], str]) -> dict[str, str]:
     except OSError as error:
         sys.exit(f"{SAID}{path}: {error.strerror}")
     return secrets
-
-
-def _drop(uid: int, gid: int, groups: list[int]) -> None:
-    """Raises OSError; then nothing must be started."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    os.setgroups(groups)
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
-    if uid != 0:  # a daemon that is not root itself keeps its capabilities through setresuid
-        _checked(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
-        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-        nothing = (ctypes.c_uint32 * 6)()
-        _checked(libc.capset(header, nothing), "capabilities")
-    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def _checked(result: int, what: str) -> None:

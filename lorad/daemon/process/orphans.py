@@ -33,11 +33,34 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
     """
     roots = _roots_of(home)
     marked = {pid: attempt for pid in pids() if (attempt := _attempt_of(pid, roots)) is not None}
-    over = {attempt: _is_over(attempt, settled) for attempt in set(marked.values())}
-    shims = {(read_status(attempt) or {}).get("shim_pid") for attempt in over}  # end with their children
-    spared = {os.getpid(), *shims}
-    left = {pid: attempt for pid, attempt in marked.items() if over[attempt] and pid not in spared}
-    return [_described(pid, attempt) for pid, attempt in sorted(left.items())]
+    over = set[AttemptDir]()
+    spared = {os.getpid()}
+    for attempt in set(marked.values()):
+        status = read_status(attempt)
+        if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
+            is_over = not attempt.root.is_dir()
+        elif judge(attempt, status).is_over:
+            is_over = status["ended_at"] is None or not 0 <= time.time() - status["ended_at"] <= settled
+        else:
+            newest = max(int(other.root.name) for other in attempts_under(attempt.root.parent.parent))
+            is_over = newest > int(attempt.root.name)
+        if status is not None:
+            spared.add(status["shim_pid"])  # shims end with their children
+        if is_over:
+            over.add(attempt)
+    left = {pid: attempt for pid, attempt in marked.items() if attempt in over and pid not in spared}
+    orphans = []
+    for pid, attempt in sorted(left.items()):
+        place = Path(f"/proc/{pid}")
+        command = user = ""
+        with contextlib.suppress(OSError):  # as far as this user may look
+            words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = words.strip()[:_COMMAND_LENGTH]
+            uid = place.stat().st_uid
+            user = str(uid)
+            user = pwd.getpwuid(uid).pw_name
+        orphans.append(Orphan(pid, str(attempt.root), command, user))
+    return orphans
 
 
 def end_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
@@ -88,27 +111,3 @@ def _said_by(pid: int) -> Iterator[Path | None]:
             yield next(
                 (path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None
             )
-
-
-def _is_over(attempt: AttemptDir, settled: float) -> bool:
-    """Check whether an attempt ended more than `settled` seconds ago, or is followed by another one."""
-    status = read_status(attempt)
-    if status is None:  # gone, or not yet begun; a shim that could not write it down starts nothing
-        return not attempt.root.is_dir()
-    if judge(attempt, status).is_over:
-        return status["ended_at"] is None or not 0 <= time.time() - status["ended_at"] <= settled
-    newest = max(int(other.root.name) for other in attempts_under(attempt.root.parent.parent))
-    return newest > int(attempt.root.name)
-
-
-def _described(pid: int, attempt: AttemptDir) -> Orphan:
-    """Describe an orphan to people, as far as this user may look."""
-    place = Path(f"/proc/{pid}")
-    command = user = ""
-    with contextlib.suppress(OSError):
-        words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        command = words[:_COMMAND_LENGTH]
-        uid = place.stat().st_uid
-        user = str(uid)
-        user = pwd.getpwuid(uid).pw_name
-    return Orphan(pid, str(attempt.root), command, user)

@@ -270,7 +270,10 @@ def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
 
 
 def _look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
-    """Do `read_status`, and say why the file cannot be read; "" when it can, or there is none."""
+    """Do `read_status`, and say why the file cannot be read; "" when it can, or there is none.
+
+    Looking through /proc takes milliseconds, so what it shows is kept for a moment.
+    """
     trouble = ""
     for _ in range(3):  # the shim may be overwriting it right now
         try:
@@ -284,25 +287,18 @@ def _look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
         except OSError as error:
             trouble = f"{attempt.status} cannot be read: {error.strerror}"
             break
-    return _seen_in_proc(attempt), trouble
-
-
-def _seen_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Find the status of an attempt as its living shim would write it, by the shim's command line; None when
-    no shim of it lives.
-
-    Looking through /proc takes milliseconds, so the answer is kept for a moment.
-    """
     looked_at, status = _seen.get(attempt.root, (float("-inf"), None))
     is_stale = time.monotonic() - looked_at > _SEEN_SECONDS
     if is_stale or (status is not None and not child_of(status).is_alive):
         status = _look_in_proc(attempt)
         _seen[attempt.root] = time.monotonic(), status
-    return status
+    return status, trouble
 
 
 def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Search all processes for a shim of the attempt, and tell the status that it would write."""
+    """Search all processes for a shim of the attempt, by its command line, and tell the status that it would
+    write; None when none lives.
+    """
     command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
     for pid in pids():
         with contextlib.suppress(OSError, ValueError):

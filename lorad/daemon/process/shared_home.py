@@ -23,9 +23,19 @@ _UMASK = 0o077
 
 
 def prepare_shared(home: Home) -> None:
-    """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there."""
+    """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there, or
+    their processes cannot get at the interpreter or at lorad.
+    """
     _refuse_powerless()
-    _refuse_closed()
+    for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
+        for place in (path.absolute(), path.resolve()):
+            if (closed := closed_part(place)) is not None:
+                mode = stat.S_IMODE(closed.stat().st_mode)
+                raise NotAllowed(
+                    f"other users cannot run {path}: {closed} is closed to them ({mode:04o})",
+                    hint="Install lorad where everybody may read it: `python3 -m venv /opt/lorad`, with a "
+                    "python that lies outside of anybody's home, then `/opt/lorad/bin/pip install lorad`.",
+                )
     os.umask(_UMASK)
     if not home.root.exists():
         passable(home.root)
@@ -75,19 +85,6 @@ def _refuse_powerless() -> None:
             "Without --system, every user has a daemon of their own, which needs none of that."
         )
     raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)
-
-
-def _refuse_closed() -> None:
-    """Raises NotAllowed where processes of other users cannot get at the interpreter, or at lorad."""
-    for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
-        for place in (path.absolute(), path.resolve()):
-            if (closed := closed_part(place)) is not None:
-                mode = stat.S_IMODE(closed.stat().st_mode)
-                raise NotAllowed(
-                    f"other users cannot run {path}: {closed} is closed to them ({mode:04o})",
-                    hint="Install lorad where everybody may read it: `python3 -m venv /opt/lorad`, with a "
-                    "python that lies outside of anybody's home, then `/opt/lorad/bin/pip install lorad`.",
-                )
 
 
 def closed_part(path: Path) -> Path | None:

@@ -12,7 +12,6 @@ from typing import ClassVar, TypeVar
 
 from lorad.box.config import Sharing
 from lorad.box.paths import Home
-from lorad.daemon.process.user_files import passable
 from lorad.daemon.process.user_threads import Hands, UserTurns
 from lorad.daemon.process.users import Caller, User, user_of
 from lorad.errors import NotAllowed
@@ -69,18 +68,9 @@ class Users:
         """Check whether a process of `uid` is believed about what belongs to `owner_uid`."""
         return True
 
-    def let_pass(self, directory: Path) -> None:
-        """Let the users pass through one of the daemon's directories, to what is theirs in it."""
-
     def pool_socket(self, home: Home, pool_id: str) -> Path:
         """Name the socket of a pool, which the pool's user makes."""
         return home.pool_socket(pool_id)
-
-    def front(self, sharing: Sharing) -> dict[str, object]:
-        """Make the settings of a public gateway that stands before those of owners; {} for one that stands
-        alone.
-        """
-        return {}
 
 
 class SharedBox(Users):
@@ -108,12 +98,5 @@ class SharedBox(Users):
     def is_believed(self, uid: int, owner_uid: int) -> bool:
         return uid == owner_uid
 
-    def let_pass(self, directory: Path) -> None:
-        passable(directory)
-
     def pool_socket(self, home: Home, pool_id: str) -> Path:
         return home.pool(pool_id) / "work" / "pool.sock"
-
-    def front(self, sharing: Sharing) -> dict[str, object]:
-        """Let whoever may see a version ask it; where only owners see what is theirs, they need a token."""
-        return {"for_all": sharing.read == "all", "role": "front"}

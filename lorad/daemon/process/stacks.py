@@ -22,7 +22,7 @@ _BYTES = 1 << 16  # kept of one dump
 def dump_stacks(attempt: AttemptDir) -> None:
     """Append the stacks to the log of the process; takes _ALL_SECONDS at most.
 
-    Nothing happens without py-spy.
+    Nothing happens without py-spy, which does not stop the processes, as they may be stopped already.
     """
     spy = py_spy()
     status = read_status(attempt)
@@ -37,8 +37,19 @@ def dump_stacks(attempt: AttemptDir) -> None:
     with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
         for pid, name in family:
             left = min(_DUMP_SECONDS, deadline - time.monotonic())
-            log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode())
-            log.write(_dump(spy, pid, left) if left > 0 else b"no time is left for these\n")
+            command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
+            stacks = b"no time is left for these\n"
+            try:
+                if left > 0:
+                    quiet = subprocess.DEVNULL
+                    done = subprocess.run(command, stdin=quiet, capture_output=True, timeout=left, cwd="/")
+                    first_line = b"".join(done.stderr.splitlines(keepends=True)[:1])
+                    stacks = done.stdout[:_BYTES] if done.returncode == 0 else first_line
+            except subprocess.TimeoutExpired:
+                stacks = b"py-spy took too long\n"
+            except OSError as error:
+                stacks = f"py-spy: {error.strerror}\n".encode()
+            log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode() + stacks)
             log.flush()
 
 
@@ -46,19 +57,3 @@ def py_spy() -> str | None:
     """Find py-spy beside this Python, else on the path."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _dump(spy: str, pid: int, seconds: float) -> bytes:
-    """Dump the stacks without stopping the process, as it may be stopped already."""
-    command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, cwd="/"
-        )
-    except subprocess.TimeoutExpired:
-        return b"py-spy took too long\n"
-    except OSError as error:
-        return f"py-spy: {error.strerror}\n".encode()
-    return (
-        done.stdout[:_BYTES] if done.returncode == 0 else b"".join(done.stderr.splitlines(keepends=True)[:1])
-    )

@@ -13,13 +13,10 @@ import time
 from collections.abc import Sequence
 
 from lorad.daemon.context import Context, spec_of
-from lorad.daemon.gpu.devices import shape_of
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import stop_pool
-from lorad.daemon.queue.place import starting
-from lorad.daemon.queue.preempt import stop_for
-from lorad.daemon.queue.tenants import tenants_of
+from lorad.daemon.queue.place import starting, stop_for
 from lorad.protocol.listener import user_name
 from lorad.states import Move, RunState
 from lorad.store import runs
@@ -46,29 +43,45 @@ def keep_cluster(ctx: Context) -> None:
 
 def _say(ctx: Context, pool: Pool) -> None:
     """Tell the runs that start in the pool what it waits for."""
-    for run in tenants_of(ctx, pool):
+    for run in runs.active_in(ctx.store, pool.id):
         words = starting(pool, run.name)
         if run.state == RunState.STARTING and run.waiting != words:
             runs.set_fields(ctx.store, run.name, waiting=words)
 
 
 def _help(ctx: Context, pool: Pool) -> None:
+    """Make room for a pool that waits for nodes.
+
+    Its runs are queued again when they waited long enough, where others wait for the cluster, or they may be
+    somewhere else as well.
+    """
     waited = time.monotonic() - ctx.queue.asked_since[pool.id]
-    tenants = tenants_of(ctx, pool)
+    cluster = ctx.config.cluster
+    tenants = runs.active_in(ctx.store, pool.id)
     if not tenants or pool.stop_asked is not None or pool.id not in ctx.queue.lacking:
         return
     others = [other for other in ctx.pools.values() if other is not pool and other.nodes]
     if any(other.is_leaving for other in others) or any(
-        run.state == RunState.STOPPING for other in others for run in tenants_of(ctx, other)
+        run.state == RunState.STOPPING for other in others for run in runs.active_in(ctx.store, other.id)
     ):
         return
-    if idle := [o for o in others if not (tenants_of(ctx, o) or o.serves or o.guests)]:
+    if idle := [o for o in others if not (runs.active_in(ctx.store, o.id) or o.serves or o.guests)]:
         for unused in idle:
             stop_pool(ctx, unused)
     elif victims := _victims(ctx, pool, tenants, others):
         stop_for(ctx, tenants[0], victims)
-    elif ctx.config.cluster is not None and waited > ctx.config.cluster.patience:
-        _let_others_pass(ctx, pool, tenants)
+    elif cluster is not None and waited > cluster.patience:
+        if not ctx.queue.on_cluster and all(spec_of(run).resources.where != "any" for run in tenants):
+            return
+        why = f"{pool.where} were not granted in {cluster.patience:g} s"
+        log.info("pool %s: %s", pool.id, why)
+        with ctx.store.write():
+            for run in tenants:
+                if run.state == RunState.STARTING:
+                    wish = {"wanted": "pause", "yielded": why}
+                    runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
+        ctx.queue.passed |= {run.name for run in tenants}
+        ctx.loop.poke()
 
 
 def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequence[Pool]) -> list[RunRow]:
@@ -85,7 +98,9 @@ def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequen
         return max(run.priority for run in tenants_there), -min(run.created_at for run in tenants_there)
 
     chosen: list[RunRow] = []
-    for other, tenants_there in sorted(((other, tenants_of(ctx, other)) for other in others), key=rank):
+    for other, tenants_there in sorted(
+        ((other, runs.active_in(ctx.store, other.id)) for other in others), key=rank
+    ):
         may = all(run.priority < priority and spec_of(run).resources.preemptible for run in tenants_there)
         if may and not (other.serves or other.guests):
             chosen += tenants_there
@@ -95,31 +110,13 @@ def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequen
     return []
 
 
-def _let_others_pass(ctx: Context, pool: Pool, tenants: Sequence[RunRow]) -> None:
-    """Queue the runs of a pool again that waited long enough, where others wait for the cluster, or they may
-    be somewhere else as well.
-    """
-    assert ctx.config.cluster is not None and pool.setup.nodes is not None
-    if not ctx.queue.on_cluster and all(spec_of(run).resources.where != "any" for run in tenants):
-        return
-    why = f"{shape_of(pool.setup.nodes).name} were not granted in {ctx.config.cluster.patience:g} s"
-    log.info("pool %s: %s", pool.id, why)
-    with ctx.store.write():
-        for run in tenants:
-            if run.state == RunState.STARTING:
-                wish = {"wanted": "pause", "yielded": why}
-                runs.move(ctx.store, run.name, Move.STOP, detail=why, also=wish)
-    ctx.queue.passed |= {run.name for run in tenants}
-    ctx.loop.poke()
-
-
 def _take_off(ctx: Context, pool: Pool, why: str = "") -> None:
     """Have the runs of a pool stop after their step, and be queued again; without any stop the pool.
 
     why: the reason; "": its nodes were asked to end.
     """
     why = why or pool.leaves
-    tenants = tenants_of(ctx, pool)
+    tenants = runs.active_in(ctx.store, pool.id)
     for run in tenants:
         if run.state != RunState.STOPPING:
             wish = {"wanted": "pause", "yielded": why}

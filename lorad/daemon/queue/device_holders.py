@@ -7,7 +7,6 @@ A daemon that wants a GPU of another one's idle pool leaves a note; the other da
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -21,9 +20,8 @@ from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import devices_of, timeout_of
 from lorad.daemon.process.processes import read_status
-from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.listener import user_name
-from lorad.store.rows import RunRow
+from lorad.store import runs
 from lorad.text import duration
 
 _IDLE_JITTER = 5.0  # seconds
@@ -71,9 +69,16 @@ def lease_of(ctx: Context, device: Device, reader: Reader) -> Holder | None:
 def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
     """Describe a pool as the holder of its devices; without its name where the reader may not see it."""
     status = read_status(pool.attempt()) or {}
-    tenants = tenants_of(ctx, pool)
+    tenants = runs.active_in(ctx.store, pool.id)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
     since = status.get("started_at") or ctx.loop.started_at
+    why = "answers a request" if pool.guests else "idle"
+    if pool.stop_asked is not None:
+        why = "is stopping"
+    elif tenants:
+        why = reader.name_all(tenants)
+    elif pool.serves:
+        why = reader.served_by(pool)
     idle_since = time.time() - pool.idle_seconds
     before = ctx.gpus.notes.idle_since.get(pool.id, idle_since)
     if abs(idle_since - before) < _IDLE_JITTER:
@@ -84,24 +89,13 @@ def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
         pool=pool.id if reader.sees(pool.setup.owner) else "",
         uid=pool.setup.owner,
         user=user_name(pool.setup.owner),
-        why=_doing(pool, tenants, reader)[:300],
+        why=why[:300],
         since=since,
         pid=status.get("pid"),
         start_time=status.get("start_time"),
         idle_timeout=None if pool.serves else timeout_of(ctx, pool),
         idle_since=max(since, idle_since) if is_unused else None,
     )
-
-
-def _doing(pool: Pool, tenants: Sequence[RunRow], reader: Reader) -> str:
-    """Say what a pool is up for."""
-    if pool.stop_asked is not None:
-        return "is stopping"
-    if tenants:
-        return reader.name_all(tenants)
-    if pool.serves:
-        return reader.served_by(pool)
-    return "answers a request" if pool.guests else "idle"
 
 
 def held_in_words(device: Device, note: Holder | None) -> str:

@@ -1,7 +1,6 @@
 """Whether a run that does not exist yet would start at once, or what it would wait for. Changes nothing."""
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
 
@@ -11,11 +10,10 @@ from msgspec.structs import replace
 from lorad.daemon.access import name_for, owner_of
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import NodesShape
-from lorad.daemon.queue.choose import Blocked, choose
-from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
+from lorad.daemon.queue.choose import Blocked, Hindrance, WaitingRun, choose
 from lorad.daemon.queue.place import FAR_BACK
 from lorad.daemon.queue.simulate import simulate
-from lorad.daemon.queue.snapshot import LOOKED_AT, Snapshot, take_snapshot
+from lorad.daemon.queue.snapshot import LOOKED_AT, take_snapshot
 from lorad.errors import LoradError
 from lorad.records.checks import Start
 from lorad.store import runs
@@ -23,7 +21,8 @@ from lorad.store.rows import RunRow
 
 
 def forecast(ctx: Context, run: RunRow) -> Start:
-    """Place a run in thought, behind the queued runs that would go before it.
+    """Place a run in thought, behind the queued runs that would go before it, and behind what these keep for
+    themselves, as a pass of placing would find it. A run that waits for its own files claims nothing.
 
     run: a row that the database does not have; its directory has a `request.json`.
 
@@ -33,7 +32,14 @@ def forecast(ctx: Context, run: RunRow) -> Start:
     at = time.time()
     names = [other.name for other in now.queued] + [other.name for other in now.far_back]
     ahead = names.index(run.name)
-    choice = choose(ctx, now, run, _claims_before(ctx, now, run, at))
+    claims: list[WaitingRun] = []
+    for other in takewhile(lambda queued: queued.name != run.name, now.queued):
+        if (other.restart_at or 0.0) > at:
+            continue
+        with suppress(OSError, msgspec.MsgspecError, LoradError):
+            others_choice = choose(ctx, now, other, claims)
+            claims += others_choice.claims if isinstance(others_choice, Blocked) else ()
+    choice = choose(ctx, now, run, claims)
     if isinstance(choice, Blocked) and Hindrance.NEVER in choice.by:
         return Start("never", choice.why)
     if ahead >= LOOKED_AT and not (isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by):
@@ -49,18 +55,3 @@ def forecast(ctx: Context, run: RunRow) -> Start:
     is_granted = warm or not isinstance(choice.devices[0], NodesShape)
     why = "" if is_granted else "the cluster grants them"
     return Start("now", why, devices=[device.name for device in choice.devices], pool=warm, ahead=ahead)
-
-
-def _claims_before(ctx: Context, now: Snapshot, run: RunRow, at: float) -> Sequence[WaitingRun]:
-    """List what the queued runs before this one keep for themselves, as a pass of placing would find it.
-
-    A run that waits for its own files claims nothing.
-    """
-    claims: list[WaitingRun] = []
-    for other in takewhile(lambda queued: queued.name != run.name, now.queued):
-        if (other.restart_at or 0.0) > at:
-            continue
-        with suppress(OSError, msgspec.MsgspecError, LoradError):
-            choice = choose(ctx, now, other, claims)
-            claims += choice.claims if isinstance(choice, Blocked) else ()
-    return claims

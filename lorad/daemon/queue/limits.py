@@ -1,7 +1,7 @@
 """What one user may have: active runs, in all and of a group, bytes on disk, device-hours in a span of time;
 and the priority that they may ask for.
 
-A run over a limit waits and says why; `queue/obstacles.py` has the limit of devices.
+A run over a limit waits and says why; `queue/choose.py` has the limit of devices.
 
 It claims nothing: the runs behind it in the queue are placed as if it were not there.
 """
@@ -46,6 +46,8 @@ def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
 def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
     """Say which limit of its user keeps a queued run waiting, wherever it would go; "" when none does.
 
+    What runs take on disk is measured, unless it was done in the last minute or is under way.
+
     active: the runs of all users that work.
     at: Unix time; None: now.
     """
@@ -61,14 +63,8 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
         return f"{user} has {working} of {limit.runs} runs working"
     if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):
         return used_up
-    return _over_disk(ctx, run, limit.disk) if limit.disk is not None else ""
-
-
-def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
-    """Say that a user's runs take more than they may on disk; "" when they do not.
-
-    That is measured, unless it was done in the last minute or is under way.
-    """
+    if limit.disk is None:
+        return ""
     disk = ctx.storage.by_owner
 
     async def measure(directories: dict[int, list[Path]]) -> None:
@@ -84,12 +80,11 @@ def _over_disk(ctx: Context, run: RunRow, limit: int) -> str:
         ctx.spawn(measure(runs.directories(ctx.store)))
     used = disk.used.get(run.owner_uid)
     if used is None:
-        return f"checking how much {run.owner}'s runs take on disk"
-    if used < limit:
+        return f"checking how much {user}'s runs take on disk"
+    if used < limit.disk:
         return ""
-    return (
-        f"{run.owner}'s runs take {size(used)} of {size(limit)} on disk; `lorad gc` and `lorad rm` free some"
-    )
+    part = f"{size(used)} of {size(limit.disk)}"
+    return f"{user}'s runs take {part} on disk; `lorad gc` and `lorad rm` free some"
 
 
 def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> str:

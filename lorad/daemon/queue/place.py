@@ -7,19 +7,19 @@ waits for room, no run of a lower priority: so a run that waits for others to le
 """
 
 import contextlib
+import logging
 import time
+from collections.abc import Sequence
 
 import msgspec
 
-from lorad.daemon.access import anybody
+from lorad.daemon.access import EVERYTHING, anybody, owner_of
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each, of_run
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import find_or_make, look_at_process, start_pool, stop_pool
 from lorad.daemon.pools.threads import keep_runtime
-from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
-from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
-from lorad.daemon.queue.preempt import stop_for
+from lorad.daemon.queue.choose import Blocked, Hindrance, WaitingRun, choose, choose_devices, fitted
 from lorad.daemon.queue.restart import wait_for_restart
 from lorad.daemon.queue.setups import Placement, candidates, setup_of
 from lorad.daemon.queue.shares import places_in
@@ -29,6 +29,8 @@ from lorad.states import EndReason, Move
 from lorad.store import runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import QueuedRow, RunRow
+
+log = logging.getLogger("lorad.daemon")
 
 PLACE_SECONDS = 0.02  # in one pass, once a run was placed
 FAR_BACK = f"{LOOKED_AT} runs or more are before it in the queue"
@@ -162,6 +164,17 @@ def _make_way(ctx: Context, now: Snapshot, blocked: Blocked, why: str) -> None:
     idle = [group for group in blocked.taken if all(now.taken[device.name].is_idle for device in group)]
     for device in (device for group in idle[:1] or blocked.taken for device in group):
         ctx.gpus.notes.wanted.setdefault(device.uuid, why)
+
+
+def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
+    """Ask runs to pause, so that `run` has room; `preempt.py` says what becomes of them."""
+    log.info("run %s: preempts %s", run.name, EVERYTHING.name_all(victims))
+    with ctx.store.write():
+        for victim in victims:
+            wish = {"wanted": "pause", "preempted": run.name}
+            why = f"preempted by {owner_of(ctx, victim).name(run)}"
+            runs.move(ctx.store, victim.name, Move.STOP, detail=why, also=wish)
+    ctx.loop.poke()  # runs that wait say so in the next pass
 
 
 def starting(pool: Pool, run: str) -> str:

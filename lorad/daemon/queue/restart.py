@@ -32,12 +32,22 @@ def restart(
 ) -> None:
     """Queue a run that failed again when its spec wants that and it gets anywhere.
 
+    An attempt that was placed a moment too soon is made again at once. A life that never began found a lock
+    taken that was free when the run was placed. One that was up for others says nothing of this run, once:
+    the next is the run's own.
+
     life: the life of the run's pool.
     never_began: the pool was gone before the run had begun.
     """
     name = run.name
     resources = spec_of(run).resources
-    if not run.wanted and (why := _too_soon(ctx, run, life, never_began=never_began)):
+    why = ""
+    if not run.wanted and life is not None and (read_status(life) or {}).get("locked"):
+        why = "another daemon got the device first"
+    elif not run.wanted and never_began and has_joined(run):
+        excused = [event["attempt"] for event in events.of_kind(ctx.store, name, _EXCUSED, limit=1)]
+        why = "" if run.attempt - 1 in excused else f"pool {run.pool} ended as the run joined it"
+    if why:
         pardon(ctx, run, why)
         runs.move(ctx.store, name, Move.RESUME, detail=why)
         return
@@ -59,21 +69,6 @@ def restart(
     plan = {"waiting": waiting, "restart_at": time.time() + seconds}
     runs.move(ctx.store, name, Move.RESTART, detail=f"restart after {reason}", also=plan)
     ctx.queue.not_before[name] = time.monotonic() + seconds
-
-
-def _too_soon(ctx: Context, run: RunRow, life: AttemptDir | None, *, never_began: bool) -> str:
-    """Say what ended an attempt that was placed a moment too soon, and is made again at once; "" for any
-    other.
-
-    A life that never began found a lock taken that was free when the run was placed. One that was up for
-    others says nothing of this run, once: the next is the run's own.
-    """
-    if life is not None and (read_status(life) or {}).get("locked"):
-        return "another daemon got the device first"
-    if not never_began or not has_joined(run):
-        return ""
-    excused = [event["attempt"] for event in events.of_kind(ctx.store, run.name, _EXCUSED, limit=1)]
-    return "" if run.attempt - 1 in excused else f"pool {run.pool} ended as the run joined it"
 
 
 def delay(ctx: Context, futile: int) -> float:

@@ -33,9 +33,16 @@ def keep_set_aside(ctx: Context) -> None:
 
     Raises SpecError where config.yaml names devices that are not there.
     """
-    asides = _quiet(ctx)
+    queue = ctx.config.queue
     devices = {device.key: device for device in ctx.gpus.devices}
+    names = [device.name for device in ctx.gpus.devices]
     now = ctx.queue.clock()
+    asides: dict[str, SetAside] = {}
+    quiet_to = quiet_until([parse(text) for text in queue.quiet_hours], now)
+    if quiet_to is not None:
+        for name in [name for name in names if not queue.quiet_devices or name in queue.quiet_devices]:
+            why = f"{name} is quiet until {moment(quiet_to, now)} (queue.quiet_hours)"
+            asides[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=quiet_to)
     for row in pools.reservations(ctx.store):
         device = devices.get(row.device)
         if row.until is not None and row.until <= now:
@@ -56,24 +63,9 @@ def keep_set_aside(ctx: Context) -> None:
                 aside = SetAside(why, f"{says}; {quiet.says}", urgent=True, quiet_until=quiet.quiet_until)
             asides[device.name] = aside
     ctx.gpus.set_aside = asides
-    names = {device.name for device in ctx.gpus.devices}
-    if strange := [name for name in ctx.config.queue.quiet_devices if name not in names]:
+    if strange := [name for name in queue.quiet_devices if name not in names]:
         hint = f"It has {', '.join(sorted(names))}. Correct config.yaml, then `lorad daemon restart`."
         raise SpecError(f"queue.quiet_devices: this machine has no {', '.join(strange)}", hint=hint)
-
-
-def _quiet(ctx: Context) -> dict[str, SetAside]:
-    """Find the devices that have quiet hours now."""
-    queue = ctx.config.queue
-    until = quiet_until([parse(text) for text in queue.quiet_hours], ctx.queue.clock())
-    if until is None:
-        return {}
-    asides = {}
-    for name in (device.name for device in ctx.gpus.devices):
-        if not queue.quiet_devices or name in queue.quiet_devices:
-            why = f"{name} is quiet until {moment(until, ctx.queue.clock())} (queue.quiet_hours)"
-            asides[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=until)
-    return asides
 
 
 def lasts(row: ReservationRow) -> str:

@@ -4,15 +4,37 @@ All of it is in the rows of the bill, so a new daemon finds the same. They are a
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lorad.daemon.context import Context
 from lorad.records.runs import Queued
+from lorad.store import runs
 from lorad.store.bill import HALF_LIVES, HOUR, Hours, decayed, hours_of_users
 from lorad.store.rows import QueuedRow, RunRow
 
+TURN = 8  # runs of one user that may work before those of others that wait
 
-def used_lately(ctx: Context) -> Mapping[int, float]:
+
+def in_order(ctx: Context, queued: Sequence[QueuedRow], active: Sequence[RunRow]) -> Sequence[QueuedRow]:
+    """Sort the queue by priority, then the owner who used the least lately first, to the minute.
+
+    Owners who used as much take turns of TURN runs each, the longest without one first; then by age. So no
+    user has to wait until all runs of another user are over.
+    """
+    latest = runs.latest_starts(ctx.store)  # when each owner's newest attempt began
+    used = _used_lately(ctx)
+    ahead = Counter(run.owner_uid for run in active)
+    turns = []
+    for run in queued:
+        owner = run.owner_uid
+        minutes = int(used.get(owner, 0.0) // 60)
+        turns.append((-run.priority, minutes, ahead[owner] // TURN, latest.get(owner, 0.0)))
+        ahead[owner] += 1
+    return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
+
+
+def _used_lately(ctx: Context) -> Mapping[int, float]:
     """Compute the device-seconds of each user by uid, decayed by `queue.half_life`; none without one."""
     half_life = ctx.config.queue.half_life
     if not half_life:
@@ -38,35 +60,27 @@ def hours_of(ctx: Context) -> Mapping[int, Hours]:
 
 
 def places_in(ctx: Context, waiting: Sequence[RunRow | QueuedRow]) -> dict[str, Queued]:
-    """Say where each of these runs stands, which wait in this order, and why those before it come first."""
-    used = used_lately(ctx) if len({run.owner_uid for run in waiting}) > 1 else {}
+    """Say where each of these runs stands, which wait in this order, and why those before it come first: ""
+    where none but older runs of its user do.
+    """
+    used = _used_lately(ctx) if len({run.owner_uid for run in waiting}) > 1 else {}
     places: dict[str, Queued] = {}
     other: RunRow | QueuedRow | None = None  # the last run before it that is another user's
     for place, run in enumerate(waiting, 1):
         before = waiting[place - 2] if place > 1 else run
         if before.owner_uid != run.owner_uid:
             other = before
-        places[run.name] = Queued(place, len(waiting), _behind(ctx, run, before, other, used))
+        why = ""
+        if before.priority > run.priority:
+            why = f"runs of priority {before.priority} come before those of {run.priority}"
+        elif other is not None and other.priority <= run.priority and ctx.config.sharing.read == "all":
+            theirs = used.get(other.owner_uid, 0.0)
+            own = used.get(run.owner_uid, 0.0)
+            why = f"{other.owner} used {_hours(theirs)} device-hours lately, {run.owner} {_hours(own)}"
+            if int(theirs // 60) >= int(own // 60):
+                why = f"{other.owner} and {run.owner} take turns"
+        places[run.name] = Queued(place, len(waiting), why)
     return places
-
-
-def _behind(
-    ctx: Context,
-    run: RunRow | QueuedRow,
-    before: RunRow | QueuedRow,
-    other: RunRow | QueuedRow | None,
-    used: Mapping[int, float],
-) -> str:
-    """Say why `before` and `other` come before a run; "" where none but older runs of its user do."""
-    if before.priority > run.priority:
-        return f"runs of priority {before.priority} come before those of {run.priority}"
-    if other is None or other.priority > run.priority or ctx.config.sharing.read != "all":
-        return ""
-    others_use = used.get(other.owner_uid, 0.0)
-    own_use = used.get(run.owner_uid, 0.0)
-    if int(others_use // 60) >= int(own_use // 60):
-        return f"{other.owner} and {run.owner} take turns"
-    return f"{other.owner} used {_hours(others_use)} device-hours lately, {run.owner} {_hours(own_use)}"
 
 
 def _hours(seconds: float) -> str:

@@ -7,7 +7,6 @@ MOST_LOOKS times at most; what is not placed by then is not known.
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from msgspec.structs import replace
 
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
-from lorad.daemon.queue.choose import Blocked, choose
+from lorad.daemon.queue.choose import Blocked, Hindrance, WaitingRun, choose
 from lorad.daemon.queue.limits import enough_from
-from lorad.daemon.queue.obstacles import Hindrance, WaitingRun
 from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import LoradError
@@ -129,55 +127,47 @@ def _pace_of(world: _World, run: RunRow) -> Pace | None:
 
 
 def _place_all(world: _World) -> None:
-    """Place what has room now, in the order of the queue."""
+    """Place what has room now, in the order of the queue, after idle pools in its way have ended.
+
+    Runs of lower priority that make room stop at their next step, and are queued again.
+
+    Where a user has used up their device-hours, it is noted when they have some again.
+    """
     claims: list[WaitingRun] = []
     for run in list(world.waiting):
         if world.looks <= 0:
             return
         if (run.restart_at or 0.0) > world.at:
             continue
-        try:
-            claims += _place(world, run, claims)
-        except (KeyError, OSError, msgspec.MsgspecError, LoradError):
-            continue  # it waits for its own files, and claims nothing
-
-
-def _place(world: _World, run: RunRow, claims: Sequence[WaitingRun]) -> Sequence[WaitingRun]:
-    """Start a run that has room, after idle pools in its way have ended. Returns what it claims otherwise.
-
-    Where its user has used up their device-hours, it is noted when they have some again.
-    """
-    choice = choose(world.ctx, world.now, run, claims, world.at)
-    if isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by:
-        again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
-        if again is not None and again > world.at and again not in world.wakes:
-            world.wakes.append(again)
-        return ()
-    world.looks -= 1
-    if isinstance(choice, Blocked) and choice.idle:
-        going = {pool.id for pool in choice.idle}
-        world.now = world.now.with_runs(world.now.active, [p for p in world.now.pools if p.id not in going])
-        choice = choose(world.ctx, world.now, run, claims, world.at)
-    if isinstance(choice, Placement):
-        _start(world, run, choice.setup)
-        return ()
-    for victim in choice.victims:
-        _make_leave(world, victim, run)
-    return choice.claims
-
-
-def _make_leave(world: _World, victim: RunRow, run: RunRow) -> None:
-    """Let a run stop at its next step to make room for another one, and be queued again."""
-    pace = _pace_of(world, victim)
-    ends = world.ends.get(victim.name)
-    if pace is None or ends is None or victim.name in world.again:
-        return
-    world.ends[victim.name] = min(ends, world.at + pace.step_seconds)
-    left = round((ends - world.ends[victim.name]) / max(pace.step_seconds, 1e-9))
-    world.again[victim.name] = replace(victim, step=victim.steps - left, state=RunState.QUEUED)
-    leaving = replace(victim, state=RunState.STOPPING, preempted=run.name)
-    active = [leaving if other.name == victim.name else other for other in world.now.active]
-    world.now = world.now.with_runs(active, world.now.pools)
+        # one whose files cannot be read waits for these, and claims nothing
+        with contextlib.suppress(KeyError, OSError, msgspec.MsgspecError, LoradError):
+            choice = choose(world.ctx, world.now, run, claims, world.at)
+            if isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by:
+                again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
+                if again is not None and again > world.at and again not in world.wakes:
+                    world.wakes.append(again)
+                continue
+            world.looks -= 1
+            now = world.now
+            if isinstance(choice, Blocked) and choice.idle:
+                going = {pool.id for pool in choice.idle}
+                world.now = now.with_runs(now.active, [pool for pool in now.pools if pool.id not in going])
+                choice = choose(world.ctx, world.now, run, claims, world.at)
+            if isinstance(choice, Placement):
+                _start(world, run, choice.setup)
+                continue
+            for victim in choice.victims:
+                pace = _pace_of(world, victim)
+                ends = world.ends.get(victim.name)
+                if pace is None or ends is None or victim.name in world.again:
+                    continue
+                world.ends[victim.name] = min(ends, world.at + pace.step_seconds)
+                left = round((ends - world.ends[victim.name]) / max(pace.step_seconds, 1e-9))
+                world.again[victim.name] = replace(victim, step=victim.steps - left, state=RunState.QUEUED)
+                leaving = replace(victim, state=RunState.STOPPING, preempted=run.name)
+                active = [leaving if other.name == victim.name else other for other in world.now.active]
+                world.now = world.now.with_runs(active, world.now.pools)
+            claims += choice.claims
 
 
 def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
@@ -212,7 +202,22 @@ def _advance(world: _World) -> bool:
     world.last = ending
     gone = next(run for run in world.now.active if run.name == ending)
     active = [run for run in world.now.active if run.name != ending]
-    world.now = world.now.with_runs(active, [_without(pool, gone) for pool in world.now.pools])
+    pools = list(world.now.pools)
+    for place, pool in enumerate(pools):  # its own as that is when the run has left it
+        status = pool.status
+        if status is None or gone.pool != pool.id:
+            continue
+        loaded = [v for v in status.loaded if v in status.kept or v.rpartition("@")[0] != ending]
+        capacity = status.capacity
+        if capacity is not None:
+            freed = sum(tenant.bytes for tenant in status.tenants if tenant.run == ending)
+            fewer = capacity.versions - len(status.loaded) + len(loaded)
+            used = max(0, capacity.memory_used - freed)
+            capacity = replace(capacity, versions=max(0, fewer), memory_used=used)
+        tenants = [tenant for tenant in status.tenants if tenant.run != ending]
+        status = replace(status, tenants=tenants, loaded=loaded, capacity=capacity)
+        pools[place] = dataclasses.replace(pool, status=status)
+    world.now = world.now.with_runs(active, pools)
     if (again := world.again.pop(ending, None)) is not None:
         rank = -again.priority, again.created_at
         behind = [(-run.priority, run.created_at) > rank for run in world.waiting]
@@ -221,21 +226,3 @@ def _advance(world: _World) -> bool:
             places = {**world.now.candidates, ending: candidates(world.ctx, again)}
             world.now = dataclasses.replace(world.now, candidates=places)
     return True
-
-
-def _without(pool: Pool, run: RunRow) -> Pool:
-    """Describe a pool as it is when a run has left it."""
-    status = pool.status
-    if status is None or run.pool != pool.id:
-        return pool
-    freed = sum(tenant.bytes for tenant in status.tenants if tenant.run == run.name)
-    loaded = [v for v in status.loaded if v in status.kept or v.rpartition("@")[0] != run.name]
-    capacity = status.capacity
-    if capacity is not None:
-        fewer = capacity.versions - len(status.loaded) + len(loaded)
-        used = max(0, capacity.memory_used - freed)
-        capacity = replace(capacity, versions=max(0, fewer), memory_used=used)
-    tenants = [tenant for tenant in status.tenants if tenant.run != run.name]
-    return dataclasses.replace(
-        pool, status=replace(status, tenants=tenants, loaded=loaded, capacity=capacity)
-    )

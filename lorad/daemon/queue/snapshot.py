@@ -6,8 +6,6 @@ end outside of it.
 """
 
 import contextlib
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +23,8 @@ from lorad.daemon.pools.watch_gpus import occupied
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import held_in_words
 from lorad.daemon.queue.setups import Devices, Placement, candidates
-from lorad.daemon.queue.shares import used_lately
+from lorad.daemon.queue.shares import in_order
 from lorad.daemon.queue.tenants import room_in
-from lorad.protocol.listener import user_name
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.protocol.status import Capacity
 from lorad.states import ACTIVE
@@ -35,9 +32,6 @@ from lorad.store import runs
 from lorad.store.rows import QueuedRow, RunRow
 
 LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room, so that it stays short
-TURN = 8  # runs of one user that may work before those of others that wait
-
-_Candidates = list[Placement] | Exception
 
 
 class _Taken(NamedTuple):
@@ -72,6 +66,7 @@ class Snapshot:
     tenants: the active runs in each pool that has any.
     room: the capacity of each pool with everything counted as taken that its runs take or will take.
     reader: who reads what is written down about a run, or asks for a pool: they hear only of what they see.
+    on_cluster: queued runs that may go to the cluster.
     passed: queued runs that others pass on the cluster: it did not grant in time what they ask for.
     lacking: pools that wait for nodes of the cluster, and did not get them at once.
     """
@@ -79,7 +74,7 @@ class Snapshot:
     limits: Queue = field(default_factory=Queue)
     queued: Sequence[RunRow] = ()
     far_back: Sequence[QueuedRow] = ()
-    candidates: Mapping[str, _Candidates] = field(default_factory=dict)
+    candidates: Mapping[str, list[Placement] | Exception] = field(default_factory=dict)
     widest: Mapping[tuple[Devices, str], PoolSetup] = field(default_factory=dict)
     devices: Devices = ()
     taken: Mapping[str, _Taken] = field(default_factory=dict)
@@ -91,20 +86,9 @@ class Snapshot:
     tenants: Mapping[str, list[RunRow]] = field(default_factory=dict)
     room: Mapping[str, Capacity] = field(default_factory=dict)
     reader: Callable[[Caller], Reader] = lambda _: EVERYTHING
+    on_cluster: frozenset[str] = frozenset()
     passed: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
-
-    def candidates_of(self, run: RunRow) -> list[Placement]:
-        """List the pools that a queued run may have. Raises what kept them from being known."""
-        candidates = self.candidates[run.name]
-        if isinstance(candidates, Exception):
-            raise candidates
-        return candidates
-
-    def reader_of(self, run: RunRow | None, setup: PoolSetup) -> Reader:
-        """Find who reads why a run, or a request of a pool's owner, cannot have devices."""
-        owner = setup.owner if setup.owner >= 0 else os.getuid()
-        return self.reader(Caller(run.owner_uid, run.owner) if run else Caller(owner, user_name(owner)))
 
     def tenants_of(self, pool: Pool) -> list[RunRow]:
         return self.tenants.get(pool.id, [])
@@ -152,11 +136,6 @@ class Snapshot:
                 users.append(pool)
         return users
 
-    def count_free(self) -> int:
-        """Count the devices that nothing holds: no pool, no other daemon, no other process."""
-        others = self.taken.keys() | self.occupied.keys() | self.set_aside.keys()
-        return sum(device.name not in others and not self.pools_on((device,)) for device in self.devices)
-
     def with_runs_of(self, ctx: Context) -> "Snapshot":
         """Take the active runs and the pools anew."""
         return self.with_runs(runs.in_states(ctx.store, *ACTIVE), tuple(ctx.pools.values()))
@@ -182,27 +161,33 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
     for pool in ctx.pools.values():
         with contextlib.suppress(OSError):  # else it stays as it was seen last: `watch_pools` reports it
             look_at_process(ctx, pool)
-    devices = tuple(ctx.gpus.devices)
-    now = Snapshot(limits=ctx.config.queue, devices=devices).with_runs_of(ctx)
+    now = Snapshot(limits=ctx.config.queue, devices=tuple(ctx.gpus.devices)).with_runs_of(ctx)
     if len({run.owner_uid for run in queue}) > 1:
-        queue = _in_order(queue, now.active, runs.latest_starts(ctx.store), used_lately(ctx))
+        queue = in_order(ctx, queue, now.active)
     names = [run.name for run in queue[:LOOKED_AT]]
     head = runs.named(ctx.store, names)
     if newcomer is not None and newcomer.name in names:
         head = [run for run in head if run.name != newcomer.name]  # it may be about to replace a run
         head.insert(names.index(newcomer.name), newcomer)
     looked_at = head if newcomer is None or newcomer in head else [*head, newcomer]
-    by_run: dict[str, _Candidates] = {}
+    by_run: dict[str, list[Placement] | Exception] = {}
+    widest: dict[tuple[Devices, str], PoolSetup] = {}
+    on_cluster = set[str]()
     for run in looked_at:
         try:
-            by_run[run.name] = candidates(ctx, run)
+            by_run[run.name] = places = candidates(ctx, run)
         except Exception as error:  # which is the trouble of this run alone, when its turn comes
             by_run[run.name] = error
-    ctx.queue.on_cluster = frozenset(name for name, places in by_run.items() if asks_cluster(places))
+            continue
+        served = {(at.devices, at.setup.kind): at.setup for at in places if at.setup.server is not None}
+        widest |= {key: setup.widened(widest.get(key, setup)) for key, setup in served.items()}
+        if any(isinstance(place.devices[0], NodesShape) for place in places):
+            on_cluster.add(run.name)
+    ctx.queue.on_cluster = frozenset(on_cluster)
     if ctx.queue.on_cluster <= ctx.queue.passed:
         ctx.queue.passed = frozenset()  # all had their turn: it begins again
     taken = {}
-    for device in devices:
+    for device in now.devices:
         if not now.pools_on((device,)) and is_taken(device):
             note = holder_of(device)
             is_idle = note is not None and note.idle_since is not None
@@ -212,50 +197,13 @@ def take_snapshot(ctx: Context, queue: Sequence[QueuedRow], newcomer: RunRow | N
         queued=head,
         far_back=queue[LOOKED_AT:],
         candidates=by_run,
-        widest=_widest(by_run),
+        widest=widest,
         taken=taken,
         occupied=occupied(ctx),
         set_aside=ctx.gpus.set_aside,
         neighbours=ctx.gpus.neighbours,
         reader=partial(reader, ctx),
+        on_cluster=ctx.queue.on_cluster,
         passed=ctx.queue.passed,
         lacking=ctx.queue.lacking,
     )
-
-
-def asks_cluster(places: _Candidates) -> bool:
-    """Check whether a run may go to the cluster."""
-    return isinstance(places, list) and any(isinstance(place.devices[0], NodesShape) for place in places)
-
-
-def _in_order(
-    queued: Sequence[QueuedRow],
-    active: Sequence[RunRow],
-    latest: Mapping[int, float],
-    used: Mapping[int, float],
-) -> Sequence[QueuedRow]:
-    """Sort the queue by priority, then the owner who used the least lately first, to the minute.
-
-    Owners who used as much take turns of TURN runs each, the longest without one first; then by age. So no
-    user has to wait until all runs of another user are over. latest: when each owner's newest attempt began.
-    used: device-seconds of each owner.
-    """
-    ahead = Counter(run.owner_uid for run in active)
-    turns = []
-    for run in queued:
-        owner = run.owner_uid
-        minutes = int(used.get(owner, 0.0) // 60)
-        turns.append((-run.priority, minutes, ahead[owner] // TURN, latest.get(owner, 0.0)))
-        ahead[owner] += 1
-    return [run for _, run in sorted(zip(turns, queued, strict=True), key=lambda item: item[0])]
-
-
-def _widest(by_run: Mapping[str, _Candidates]) -> dict[tuple[Devices, str], PoolSetup]:
-    """Find the widest server that any of these runs asks for, for each group of devices and kind of pool."""
-    widest: dict[tuple[Devices, str], PoolSetup] = {}
-    for places in by_run.values():
-        for devices, setup, _ in places if isinstance(places, list) else ():
-            if setup.server is not None:
-                key = devices, setup.kind
-                widest[key] = setup.widened(widest.get(key, setup))
-    return widest

@@ -7,7 +7,7 @@ same room twice.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -19,10 +19,9 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.process.processes import ProcessState, read_object
 from lorad.errors import LoradError
-from lorad.protocol.pool_setup import PoolSetup, ServerSetup
+from lorad.protocol.pool_setup import ServerSetup
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.spec.model import Spec
-from lorad.store import runs
 from lorad.store.rows import RunRow
 from lorad.text import size as in_units
 
@@ -56,11 +55,6 @@ class _PoolLack(Struct, frozen=True):
 
     says: str
     remedy: str
-
-
-def tenants_of(ctx: Context, pool: Pool) -> list[RunRow]:
-    """List the active runs that were placed in the pool, by priority and age."""
-    return runs.active_in(ctx.store, pool.id)
 
 
 def need_in(run: RunRow, pool_dtype: str) -> Need:
@@ -154,18 +148,6 @@ def impossible(capacity: Capacity, need: Need) -> str:
     """Say why a run would not even fit if nobody else were there; "" when it would."""
     lack = lacking(replace(capacity, versions=0, memory_used=0), need)
     return f"it can never run: an empty pool of its kind {lack.says}; {lack.remedy}" if lack else ""
-
-
-def never_fits(run: RunRow, setups: Iterable[PoolSetup], pools: Sequence[Pool]) -> str:
-    """Say why none of the pools that a run asks for could take it even if it were empty; "" when one could.
-
-    A pool that does not exist yet is taken to have the default capacity. Raises StorageError.
-    """
-    reasons = []
-    for setup in setups:
-        status = next((pool.status for pool in pools if pool.setup.key == setup.key), None)
-        reasons.append(impossible(capacity_of(setup.server, status), need_in(run, setup.dtype)))
-    return reasons[0] if all(reasons) else ""
 
 
 def room_in(pool: Pool, tenants: Iterable[RunRow]) -> Capacity:

@@ -65,29 +65,22 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
     if whole > len(records):  # a torn last line counts as never written
         count = whole - len(records)
         problems.append(f"journal: {count} lines from line {len(records) + 1} on cannot be read")
-    return [*problems, *_audit_steps(directory, records, spared=spared)]
-
-
-def _audit_steps(directory: RunDir, records: list[Record], *, spared: bool) -> Iterator[str]:
-    """Check the steps of the lineage in order, each against the records before it."""
     number = 0
     position = 0
     made_by = _makers(records)
-    surviving = [record for record in lineage(records) if record.kind == "step"]
-    for record in surviving:
+    for record in [record for record in lineage(records) if record.kind == "step"]:
         fact = msgspec.convert(record.data, StepFact)
         if record.step != number + 1:
-            yield f"step {record.step} follows step {number}"
+            problems.append(f"step {record.step} follows step {number}")
         if fact.position != position:
-            yield (
-                f"step {record.step}: its batch begins at prompt {fact.position}, the one before ended at "
-                f"{position}"
-            )
+            begins = f"its batch begins at prompt {fact.position}, the one before ended at {position}"
+            problems.append(f"step {record.step}: {begins}")
         consumed = len(fact.prompts) if fact.consumed is None else fact.consumed
         number = record.step
         position = fact.position + consumed
-        problems = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
-        yield from (f"step {record.step}: {wrong}" for wrong in problems)
+        wrong = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
+        problems += [f"step {record.step}: {problem}" for problem in wrong]
+    return problems
 
 
 def _makers(records: list[Record]) -> dict[int, _Maker | None]:
@@ -118,7 +111,16 @@ def _audit_step(
     if not fact.samples:
         return
     name = f"{record.run}@{fact.version}"
-    yield from _audit_version(directory, record, name, made_by)
+    if made_by is None:
+        yield f"its samples are of {name}, which no record before it knows"
+    else:
+        attested = msgspec.convert(made_by.version.data, VersionFact).attested
+        if attested not in _ATTESTED:
+            yield f"its samples are of {name}, whose attestation is {attested!r}"
+        age = record.step - 1 - made_by.until
+        allowed = _spec_at(directory, record.attempt).rollout.max_staleness
+        if not 0 <= age <= allowed:
+            yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
     path = directory.root / fact.samples
     if not path.exists():
         if not spared:  # as many as `checkpoint.keep_samples` may be there, and then older ones are gone
@@ -132,20 +134,6 @@ def _audit_step(
         file.seek(0)
         lines = iter(partial(file.readline, ROW_BYTES), b"")
         yield from _audit_samples(lines, record.step, name, Counter(fact.prompts))
-
-
-def _audit_version(directory: RunDir, record: Record, name: str, made_by: _Maker | None) -> Iterator[str]:
-    """Check the version that made the samples of a step."""
-    if made_by is None:
-        yield f"its samples are of {name}, which no record before it knows"
-        return
-    fact = msgspec.convert(made_by.version.data, VersionFact)
-    if fact.attested not in _ATTESTED:
-        yield f"its samples are of {name}, whose attestation is {fact.attested!r}"
-    age = record.step - 1 - made_by.until
-    allowed = _spec_at(directory, record.attempt).rollout.max_staleness
-    if not 0 <= age <= allowed:
-        yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
 
 
 def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Counter[str]) -> Iterator[str]:

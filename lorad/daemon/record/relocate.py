@@ -26,14 +26,23 @@ _MOST = 1 << 20  # bytes of a first record that are compared
 
 def relocate(ctx: Context) -> None:
     """Correct the rows of all runs that lie under the present root, in one transaction that the journal
-    records.
+    records. A directory counts that has the journal which the database has taken in.
     """
-    rows = runs.every(ctx.store)
-    moved = [
-        (run, place)
-        for run in rows
-        if (place := corrected(place_of(run), ctx.runs_root)) and _is_known(ctx, place)
-    ]
+    moved = []
+    for run in runs.every(ctx.store):
+        if (place := corrected(place_of(run), ctx.runs_root)) is None:
+            continue
+        journal = RunDir(Path(place.directory)).journal
+        try:
+            is_known = is_of_run(ctx.store, run.name, journal)
+            why = "its journal is not the one that the database knows"
+        except (OSError, IntegrityError) as error:
+            is_known = False
+            why = str(error)
+        if is_known:
+            moved.append((run, place))
+        else:
+            log.error("run %s: %s is not taken for its directory: %s", run.name, place.directory, why)
     if not moved:
         return
     former = ", ".join(sorted({str(Path(run.directory).parent) for run, _ in moved}))
@@ -63,6 +72,8 @@ def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
     see that its home was moved may have made the old one again; there is neither a request nor a journal in
     it.
+
+    In the spec `lora.adapter_path` then means where the files are now, if they belong to a run of this home.
     """
     old = Path(run.directory)
     new = runs_root / run.name
@@ -75,20 +86,13 @@ def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
                 return None
         except OSError:
             return None
-    return RunPlace(run.name, str(new), _respecified(run.spec, old.parent, runs_root))
-
-
-def _is_known(ctx: Context, place: RunPlace) -> bool:
-    """Check whether the directory has the journal that the database has taken in."""
-    directory = RunDir(Path(place.directory))
-    try:
-        if is_of_run(ctx.store, place.name, directory.journal):
-            return True
-        why = "its journal is not the one that the database knows"
-    except (OSError, IntegrityError) as error:
-        why = str(error)
-    log.error("run %s: %s is not taken for its directory: %s", place.name, directory.root, why)
-    return False
+    plain = msgspec.json.decode(run.spec)
+    lora = plain.get("lora") or {}
+    path = Path(lora.get("adapter_path") or "")
+    if old.parent not in path.parents or ".." in path.parts:
+        return RunPlace(run.name, str(new), run.spec)
+    lora["adapter_path"] = str(runs_root / path.relative_to(old.parent))
+    return RunPlace(run.name, str(new), msgspec.json.encode(plain).decode())
 
 
 def _beginning(run: RunDir) -> bytes:
@@ -96,14 +100,3 @@ def _beginning(run: RunDir) -> bytes:
     path = run.journal if run.journal.exists() else run.spec
     with open_file(path) as file:
         return file.readline(_MOST)
-
-
-def _respecified(spec: str, old_root: Path, runs_root: Path) -> str:
-    """Point `lora.adapter_path` to where the files are now, if they belong to a run of this home."""
-    plain = msgspec.json.decode(spec)
-    lora = plain.get("lora") or {}
-    path = Path(lora.get("adapter_path") or "")
-    if old_root not in path.parents or ".." in path.parts:
-        return spec
-    lora["adapter_path"] = str(runs_root / path.relative_to(old_root))
-    return msgspec.json.encode(plain).decode()

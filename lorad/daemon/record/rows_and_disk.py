@@ -36,13 +36,8 @@ def of_home(home: Home, runs_root: Path) -> Census:
     try:
         with reader.at_once():
             rows = {row.name: row for row in runs.every(reader)}
-            missing = [*_missing_directories(rows, runs_root), *_missing_versions(reader, rows)]
-            for row in not_deleted(reader, lineage=True):
-                if _is_there(rows[row.run]) and not Path(row.path).is_dir():
-                    what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
-                    advice = f"`lorad resume {row.run} --from STEP` continues from another one."
-                    missing.append(Finding(what, advice))
-            unknown = [*_unknown_runs(runs_root, rows), *_unknown_files(reader, rows)]
+            missing = [*_missing(reader, rows, runs_root)]
+            unknown = [*_unknown(reader, rows, runs_root)]
             for path in listed(home.pools):
                 if path.is_dir() and not (path / "pool.json").exists():
                     what = f"{path} is the directory of no pool"
@@ -57,32 +52,25 @@ def _bounded(findings: list[Finding]) -> list[Finding]:
     return [*findings[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else findings
 
 
-def _is_there(run: RunRow) -> bool:
-    return Path(run.directory).is_dir()
-
-
-def _missing_directories(rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
-    gone = [run for run in rows.values() if not _is_there(run)]
-    moved = {run.name for run in gone if corrected(place_of(run), runs_root)}
+def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
+    """Find directories of runs that are gone, and in the others pinned or served versions without files,
+    except an active run's newest, which a pool may be writing; and checkpoints.
+    """
+    gone = {name: run for name, run in rows.items() if not Path(run.directory).is_dir()}
+    moved = {name for name, run in gone.items() if corrected(place_of(run), runs_root)}
     if moved:
         what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
         yield Finding(what, "`lorad daemon start` continues with them there; stop a running daemon first.")
-    for run in gone:
-        if run.name not in moved:
-            advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {run.name}`"
-            advice += " forgets the run."
-            yield Finding(f"run {run.name}: its directory {run.directory} is missing", advice)
-
-
-def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """Find pinned or served versions without files, except an active run's newest, which a pool may be
-    writing.
-    """
+    for name in (name for name in gone if name not in moved):
+        advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {name}`"
+        yield Finding(
+            f"run {name}: its directory {gone[name].directory} is missing", f"{advice} forgets the run."
+        )
     for version in held_versions(reader):
         run = rows[version.run]
         name = f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
-        if not _is_there(run) or Path(version.path).is_dir() or is_coming:
+        if version.run in gone or Path(version.path).is_dir() or is_coming:
             continue
         alias = next(iter(version.aliases), None)
         how = f"served as {alias}" if alias else "pinned"
@@ -90,9 +78,16 @@ def _missing_versions(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding
             f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
         )
         yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
+    for row in not_deleted(reader, lineage=True):
+        if row.run not in gone and not Path(row.path).is_dir():
+            what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
+            yield Finding(what, f"`lorad resume {row.run} --from STEP` continues from another one.")
 
 
-def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]:
+def _unknown(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
+    """Find directories and files without a row; files of runs that are over: what an active run writes may
+    not be ingested yet.
+    """
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
             advice = (
@@ -100,24 +95,16 @@ def _unknown_runs(runs_root: Path, rows: dict[str, RunRow]) -> Iterator[Finding]
                 "delete it."
             )
             yield Finding(f"no run of the database has its files in {path}", advice)
-
-
-def _unknown_files(reader: Rows, rows: dict[str, RunRow]) -> Iterator[Finding]:
-    """Find files without a row, of runs that are over: what an active run writes may not be ingested yet."""
-    made_ones = ever_made(reader)
+    recorded = ever_made(reader)
     versions = numbers(reader)
+    advice = "A writer died before it said so; delete it, it is used by nothing."
     for name, run in rows.items():
         if not RunState(run.state).is_over:
             continue
         directory = RunDir(Path(run.directory))
         for path in listed(directory.checkpoints):
-            if (key := key_of(path)) and (name, *key) not in made_ones:
-                yield _unknown(name, path, "checkpoint")
+            if (key := key_of(path)) and (name, *key) not in recorded:
+                yield Finding(f"{path} is no checkpoint that the journal of run {name} records", advice)
         for path in listed(directory.versions):
             if VERSION.fullmatch(path.name) and (name, int(path.name)) not in versions:
-                yield _unknown(name, path, "version")
-
-
-def _unknown(run: str, path: Path, kind: str) -> Finding:
-    what = f"{path} is no {kind} that the journal of run {run} records"
-    return Finding(what, "A writer died before it said so; delete it, it is used by nothing.")
+                yield Finding(f"{path} is no version that the journal of run {name} records", advice)

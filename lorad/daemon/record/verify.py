@@ -49,7 +49,16 @@ class VerifiedRun:
 
 def check_files(run: VerifiedRun) -> list[VerificationCheck]:
     """Run all checks that ask no process. They read everything and change nothing."""
-    lines, trouble = _read_lines(run.directory.journal)
+    journal = run.directory.journal
+    lines: list[bytes] = []
+    trouble: list[str] = []
+    try:
+        with opened_whole(journal, JOURNAL_BYTES) as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        pass  # it has not begun
+    except OSError as error:
+        trouble = [f"{journal}: {error.strerror}"]
     records = [record for line in lines if (record := decode(line)) is not None]
     checks: Mapping[str, Callable[[], VerificationCheck]] = {
         "base": partial(_check_base, run, records),
@@ -70,17 +79,6 @@ def check_files(run: VerifiedRun) -> list[VerificationCheck]:
         seconds = time.monotonic() - started
         timed.append(VerificationCheck(done.check, done.looked_at, done.problems, seconds))
     return timed
-
-
-def _read_lines(journal: Path) -> tuple[list[bytes], list[str]]:
-    """Return the lines of a journal, and why there are none, if that is a problem."""
-    try:
-        with opened_whole(journal, JOURNAL_BYTES) as file:
-            return file.readlines(), []
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"{journal}: {error.strerror}"]
 
 
 def _check_base(run: VerifiedRun, records: list[Record]) -> VerificationCheck:

@@ -17,6 +17,7 @@ from lorad.daemon.context import Context, Request
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import write_json
+from lorad.daemon.process.user_files import passable
 from lorad.daemon.process.users import Caller, User
 from lorad.errors import Conflict, SpecError, StorageError
 from lorad.files import write_whole
@@ -86,23 +87,19 @@ def fresh_name(ctx: Context) -> str:
 async def asked_for(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
     """Read the spec that a request means: with a name, absolute models and nothing else looked at.
 
-    Raises SpecError.
+    Where the name is in use, and the request wants a suffix, it is the first of NAME-2, NAME-3, … that is
+    not. Raises SpecError.
     """
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
     spec = await in_thread(ctx, caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
     spec = await in_thread(ctx, caller.uid, anchored, spec, Path(body.cwd), ctx.user(caller.uid))
-    name = spec.name or fresh_name(ctx)
-    return replace(spec, name=_free_name(ctx, name) if body.suffix else name)
-
-
-def _free_name(ctx: Context, name: str) -> str:
-    """Return the name, or where that is in use the first of NAME-2, NAME-3, … that is not."""
-    for number in itertools.count(1):
-        tried = name if number == 1 else f"{name[: _NAME_CHARACTERS - 1 - len(str(number))]}-{number}"
-        is_used = tried.lower() in ctx.queue.being_made or runs.name_in_use(ctx.store, tried)
-        if not is_used and not (ctx.runs_root / tried / "journal.jsonl").exists():
-            return tried
-    raise AssertionError("numbers never end")
+    name = first = spec.name or fresh_name(ctx)
+    for number in itertools.count(2) if body.suffix else ():
+        is_used = name.lower() in ctx.queue.being_made or runs.name_in_use(ctx.store, name)
+        if not is_used and not (ctx.runs_root / name / "journal.jsonl").exists():
+            break
+        name = f"{first[: _NAME_CHARACTERS - 1 - len(str(number))]}-{number}"
+    return replace(spec, name=name)
 
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
@@ -143,7 +140,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
     directory = ctx.runs_root / str(spec.name)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ctx.users.let_pass(directory)
+        if ctx.users.shared:
+            passable(directory)
         write_whole(RunDir(directory).spec_text, text.encode())
         write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))

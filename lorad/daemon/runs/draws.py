@@ -39,7 +39,19 @@ def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, _Distribution]
     distributions: dict[str, _Distribution] = {}
     rest = []
     for text in overrides:
-        key, distribution = _distribution(text)
+        refuse_long(text)
+        first, _, value = text.partition("=")
+        call = _CALL.fullmatch(value.strip())
+        if call is None:
+            key, values = overridden_values(text)
+            distribution = _choice(value, values) if len(values) > 1 else None
+        else:
+            key = overridden(f"{first}=0")
+            arguments = [part for part in split(call[2]) if part]
+            if call[1] == "choice":
+                distribution = _choice(value, overridden_values(f"{first}={','.join(arguments)}")[1])
+            else:
+                distribution = _Distribution(value.strip(), _number(call[1], arguments, text))
         if distribution is None:
             rest.append(text)
         elif key in distributions:
@@ -88,21 +100,6 @@ def drawn(distributions: dict[str, _Distribution], count: int, seed: int) -> lis
         f"--random {count}: there are hardly more than {len(points)} different points",
         hint="Ask for fewer, or leave --random out for all of a grid.",
     )
-
-
-def _distribution(text: str) -> tuple[str, _Distribution | None]:
-    """Read an override; None where it has one value."""
-    refuse_long(text)
-    first, _, value = text.partition("=")
-    call = _CALL.fullmatch(value.strip())
-    if call is None:
-        key, values = overridden_values(text)
-        return key, _choice(value, values) if len(values) > 1 else None
-    key = overridden(f"{first}=0")
-    arguments = [part for part in split(call[2]) if part]
-    if call[1] == "choice":
-        return key, _choice(value, overridden_values(f"{first}={','.join(arguments)}")[1])
-    return key, _Distribution(value.strip(), _number(call[1], arguments, text))
 
 
 def _choice(text: str, values: Sequence[str]) -> _Distribution:

@@ -39,8 +39,14 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
     before = status.get("oom_before")
     after = status.get("oom_after")
     ooms = None if before is None or after is None else after - before
-    log = "\n".join(_tail(path) for path in logs_of(attempt)[:_LOGS])
+    ends = []
+    for path in logs_of(attempt)[:_LOGS]:
+        if (fd := open_log(path, os.O_RDONLY)) is not None:
+            with os.fdopen(fd, "rb") as file:
+                file.seek(max(0, os.fstat(fd).st_size - _LOG_BYTES))
+                ends.append(file.read(_LOG_BYTES).decode(errors="replace"))
     kernel = list(_kernel_lines(status)) if status.get("started_at") else []
+    log = "\n".join(ends)
     diagnosis = diagnose(Clues(process.pid, process.exit_code, process.signal, log, kernel, ooms))
     if diagnosis is None:
         return f"{name} {process.in_words()}"
@@ -76,17 +82,6 @@ def was_restarted(attempt: AttemptDir) -> bool:
     if not status or status["ended_at"] is not None:
         return False
     return status["boot_id"] not in ("", boot_id())
-
-
-def _tail(path: Path) -> str:
-    fd = open_log(path, os.O_RDONLY)
-    if fd is None:
-        return ""
-    try:
-        size = os.fstat(fd).st_size
-        return os.pread(fd, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
-    finally:
-        os.close(fd)
 
 
 def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:

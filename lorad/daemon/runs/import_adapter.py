@@ -131,13 +131,6 @@ def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[
     return adapter, replace(spec, lora=lora_of(spec.lora, adapter.config, shapes))
 
 
-def request_for(base_request: Request, source: Path, adapter: Adapter) -> Request:
-    """Make the request of an adapter's run from that of its base: servers start for the adapter's modules."""
-    size = sum(tensor.size for tensor in adapter.tensors.values())
-    facts = replace(base_request.facts, modules=[*adapter.config.modules], adapter_parameters=size)
-    return replace(base_request, source=str(source), facts=facts)
-
-
 async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: Adapter) -> Import:
     """Write what makes a version of it, unless a version of that name is the same.
 

@@ -24,22 +24,16 @@ _GRANTED_SECONDS = 365 * 86400.0  # for a cluster to grant nodes; `queue/cluster
 
 
 def launch(ctx: Context, run: RunRow) -> None:
-    """Start what is not there. Repeated after a crash at any point, it starts nothing twice."""
+    """Start what is not there: the pool, and the driver, which waits for the pool's socket itself. Repeated
+    after a crash at any point, it starts nothing twice.
+    """
     attempt = run.attempt_dir
     state = ctx.processes.inspect(attempt)
     if state.is_up:
         ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
-    if state.phase == "absent":
-        is_new = start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))
-        _start_driver(ctx, run, joins=not is_new)
-
-
-def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
-    """Start the driver of the run's attempt. It waits for the pool's socket itself.
-
-    joins: the pool was up, for others.
-    """
-    attempt = run.attempt_dir
+    if state.phase != "absent":
+        return
+    joins = not start_pool(ctx, ctx.pools[run.pool or ""], why_threads(run))  # it was up, for others
     request = request_of(run)
     user = ctx.user(run.owner_uid)
     life = ctx.pools[run.pool or ""].number
@@ -55,7 +49,7 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
     # a fork begins with its checkpoint, or with weights alone, by lora.adapter_path; beside a run that is no
     # fork the directory is left from a fork that failed
     origin = run.dir.origin
-    has_start = run.origin and origin.is_dir() and spec_of(run).lora.adapter_path is None
+    has_start = run.origin and origin.is_dir() and spec.lora.adapter_path is None
     params = DriverParams(
         run=run.name,
         run_dir=str(run.dir.root),
@@ -81,7 +75,7 @@ def _start_driver(ctx: Context, run: RunRow, *, joins: bool) -> None:
     about = {"role": "driver", "run": run.name, "attempt": run.attempt, "pool_attempt": life}
     about |= {"joins": joins, "secret_files": secret_files(ctx.config), "ends_all": True}
     commands = ctx.processes.commands
-    argv = commands.lane if spec_of(run).algorithm.kind == "tinker" else commands.driver
+    argv = commands.lane if spec.algorithm.kind == "tinker" else commands.driver
     env = commands.environment(ctx.home) | own_secrets(user)
     ctx.processes.start(attempt, [*argv, str(attempt.work)], env, cwd, about=about, user=user)
     ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))

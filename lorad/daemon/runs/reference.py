@@ -77,7 +77,7 @@ async def staged(
     ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None
 ) -> Staged | None:
     """Copy the spec's reference; None where that is the base, or nothing is compared with it. `discard` it in
-    the end.
+    the end. Another's version is read as its owner, where the caller may see it.
 
     Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
     StorageError.
@@ -96,23 +96,6 @@ async def staged(
             place = Path(cwd) / expanded(str(path), ctx.user(caller.uid))
         adapter = await _read(ctx, caller.uid, place, name)
         return await _written(ctx, caller.uid, spec, adapter, Reference(name, ""))
-    return await _of_version(ctx, caller, spec, name)
-
-
-def chosen(spec: Spec, *, is_fork: bool) -> str:
-    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else
-    `base`. Beside a teacher that is another model it is an adapter of that.
-    """
-    starts = (is_fork or spec.lora.adapter_path is not None) and spec.algorithm.teacher is None
-    name = spec.algorithm.kl.reference or ("start" if starts else "base")
-    if name == "start" and not starts:
-        hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
-        raise SpecError("start, but this run starts from no adapter", key=_KEY, hint=hint)
-    return name
-
-
-async def _of_version(ctx: Context, caller: Caller, spec: Spec, name: str) -> Staged:
-    """Raises as `staged` does; another's version is read as its owner, where the caller may see it."""
     try:
         version = find_version(ctx, caller, name)
     except NotFound as error:
@@ -125,6 +108,18 @@ async def _of_version(ctx: Context, caller: Caller, spec: Spec, name: str) -> St
     recorded = Reference(name, version.sha256, bases=bases_of(ctx, run))
     copy = await _written(ctx, caller.uid, spec, adapter, recorded)
     return copy._replace(model=request_of(run).model_path)
+
+
+def chosen(spec: Spec, *, is_fork: bool) -> str:
+    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else
+    `base`. Beside a teacher that is another model it is an adapter of that.
+    """
+    starts = (is_fork or spec.lora.adapter_path is not None) and spec.algorithm.teacher is None
+    name = spec.algorithm.kl.reference or ("start" if starts else "base")
+    if name == "start" and not starts:
+        hint = "Set lora.adapter_path, or use base, a version (run@number) or a PEFT directory."
+        raise SpecError("start, but this run starts from no adapter", key=_KEY, hint=hint)
+    return name
 
 
 async def _read(ctx: Context, uid: int, directory: Path, name: str) -> Adapter:

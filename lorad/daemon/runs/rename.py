@@ -24,12 +24,19 @@ log = logging.getLogger("lorad.daemon")
 def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
     """Rename a run that does not work, with its directory.
 
-    Raises NotFound, SpecError, StorageError, and Conflict where something still uses it by its old name: see
-    `lorad/store/rename.py`.
+    Raises NotFound, SpecError, StorageError, and Conflict where something still uses it by its old name, as a
+    request or a logger: see also `lorad/store/rename.py`.
     """
     run = runs.get(ctx.store, old)
     refuse_name(ctx.store, old, new)
-    _refuse_in_use(ctx, run)
+    if run.serving:
+        hint = f"`lorad serve --stop {run.name}` first."
+        raise Conflict(f"run {run.name} keeps a pool of its base up", hint=hint)
+    if in_hand := sorted(name for name in ctx.serving.in_hand if name.startswith(f"{run.name}@")):
+        raise Conflict(f"{in_hand[0]} answers a request", hint="Try again when it no longer does.")
+    if run.name in (ctx.loggers.runs or {}):
+        hint = "Try again when they are; `lorad doctor` says what keeps a logger from it."
+        raise Conflict(f"figures of run {run.name} are still to be written to its loggers", hint=hint)
     place = run.dir.root.with_name(new)
     if os.path.lexists(place) and place.name.lower() != run.dir.root.name.lower():
         raise Conflict(f"{place} is there already", hint="Choose another name, or move it away.")
@@ -51,19 +58,6 @@ def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
         ctx.queue.not_before[new] = ctx.queue.not_before.pop(old)
     ctx.tail.forget()
     return runs.get(ctx.store, new)
-
-
-def _refuse_in_use(ctx: Context, run: RunRow) -> None:
-    """Raises Conflict while a request or a logger has a version or the journal of the run."""
-    if run.serving:
-        hint = f"`lorad serve --stop {run.name}` first."
-        raise Conflict(f"run {run.name} keeps a pool of its base up", hint=hint)
-    begin = f"{run.name}@"
-    if in_hand := sorted(name for name in ctx.serving.in_hand if name.startswith(begin)):
-        raise Conflict(f"{in_hand[0]} answers a request", hint="Try again when it no longer does.")
-    if run.name in (ctx.loggers.runs or {}):
-        hint = "Try again when they are; `lorad doctor` says what keeps a logger from it."
-        raise Conflict(f"figures of run {run.name} are still to be written to its loggers", hint=hint)
 
 
 def _move(ctx: Context, name: str) -> None:

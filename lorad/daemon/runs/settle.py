@@ -11,7 +11,7 @@ from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.processes import ProcessState, log_end
 from lorad.daemon.queue.preempt import queue_again
 from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, restart
-from lorad.daemon.queue.tenants import life_number, life_of, tenants_of
+from lorad.daemon.queue.tenants import life_number, life_of
 from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
 from lorad.daemon.runs.take_in import end_of, is_taken_in, last_facts
 from lorad.errors import IntegrityError
@@ -87,7 +87,7 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
     # The next attempt would lose the pool too, as a broken one takes seconds to end itself. One that started
     # again since, or has other runs, stays: perhaps only this run lost it, and else they will all report it.
     pool = ctx.pools.get(run.pool or "") if evidence.lost_its_pool else None
-    is_idle = pool is not None and not tenants_of(ctx, pool) and pool.process.is_up
+    is_idle = pool is not None and not runs.active_in(ctx.store, pool.id) and pool.process.is_up
     if pool is not None and is_idle and life_number(run) in (None, pool.number):
         stop_pool(ctx, pool)
     ctx.pools.gone_since.pop(name, None)

@@ -14,7 +14,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -87,7 +87,10 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
 def _metric_of(
     wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts], first_rung: int
 ) -> str:
-    """Choose what ranks the runs: what every run has by the first rung. Raises SpecError."""
+    """Choose what ranks the runs: what every run has by the first rung, and of the same kind.
+
+    Raises SpecError.
+    """
     every = max(spec.eval.every for spec in specs)
     kinds = {spec.algorithm.kind for spec in specs}
     has_evals = all(0 < spec.eval.every <= first_rung for spec in specs)
@@ -114,24 +117,15 @@ def _metric_of(
             key="data.eval",
             hint=f"Give rows that have it, or use --metric {usual}.",
         )
-    if metric in _OF_STEPS:
-        _refuse_incomparable(metric, of_steps, specs)
-    return metric
-
-
-def _refuse_incomparable(metric: str, of_steps: str, specs: Sequence[Spec]) -> None:
-    """Raise SpecError where runs do not all have the metric, or theirs are not of the same kind."""
     algorithms = [spec.algorithm for spec in specs]
     hint = "Give held-out rows by data.eval, with eval.every up to the first rung: evals can be compared."
-    if metric != of_steps or len({algorithm.kind for algorithm in algorithms}) > 1:
+    if metric in _OF_STEPS and (metric != of_steps or len(kinds) > 1):
         names = ", ".join(dict.fromkeys(str(algorithm.name) for algorithm in algorithms))
         raise SpecError(f"runs of {names} cannot be ranked by {metric}", key="algorithm.name", hint=hint)
     if metric == "loss" and any(one.preference != algorithms[0].preference for one in algorithms):
-        raise SpecError(
-            "losses of different preferences cannot be compared, and there is nothing else to rank by",
-            key="algorithm.preference",
-            hint=hint,
-        )
+        problem = "losses of different preferences cannot be compared, and there is nothing else to rank by"
+        raise SpecError(problem, key="algorithm.preference", hint=hint)
+    return metric
 
 
 def _first_telling(spec: Spec) -> int:
@@ -190,10 +184,17 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
     before = {rung.step: rung for rung in sweep.rungs}
     out = {name for rung in sweep.rungs for name in rung.stopped}
     failed = {run.name for run in members.values() if _has_failed(run)}
-    rungs = [
-        _with_scores(ctx, before.get(step) or Rung(step, [], [], {}, 0.0), members, out, halving.metric)
-        for step in halving.rungs
-    ]
+    rungs = []
+    for step in halving.rungs:  # with the scores of runs that have reached them since the last look
+        rung = before.get(step) or Rung(step, [], [], {}, 0.0)
+        new = {
+            name: _score_of(ctx, name, step, halving.metric)
+            for name, run in members.items()
+            if run.step >= step
+            and name not in rung.scores.keys() | out
+            and _has_reached(ctx, run, step, halving.metric)
+        }
+        rungs.append(structs.replace(rung, scores=rung.scores | new))
     last = {name: rung.step for rung in rungs for name in rung.scores}
     for rung in rungs:
         scores = [score for score in rung.scores.values() if score is not None]
@@ -213,19 +214,6 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
         if rung.scores and (earlier is None or (earlier.scores, earlier.stopped) != (rung.scores, lost)):
             decided = structs.replace(rung, kept=kept, stopped=lost, at=time.time())
             _stop_at(ctx, sweep, decided, stopped)
-
-
-def _with_scores(
-    ctx: Context, rung: Rung, members: Mapping[str, RunRow], out: Container[str], metric: str
-) -> Rung:
-    """Add the scores of runs that have reached a rung since the last look."""
-    arrived = (run for run in members.values() if run.step >= rung.step and run.name not in rung.scores)
-    new = {
-        run.name: _score_of(ctx, run.name, rung.step, metric)
-        for run in arrived
-        if run.name not in out and _has_reached(ctx, run, rung.step, metric)
-    }
-    return structs.replace(rung, scores=rung.scores | new)
 
 
 def _has_failed(run: RunRow) -> bool:
@@ -249,14 +237,12 @@ def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
     """
     if metric in _OF_EVALS:
         evaluation = newest_eval(ctx.store, name, 0, step)
-        if evaluation is None:
-            return None
-        return _finite(evaluation.score if metric == "eval" else evaluation.nll)
-    first = _first_telling(spec_of(runs.get(ctx.store, name)))
-    return _finite(mean_metric(ctx.store, name, first, step, LAST_STEPS, metric))
-
-
-def _finite(score: float | None) -> float | None:
+        score = None
+        if evaluation is not None:
+            score = evaluation.score if metric == "eval" else evaluation.nll
+    else:
+        first = _first_telling(spec_of(runs.get(ctx.store, name)))
+        score = mean_metric(ctx.store, name, first, step, LAST_STEPS, metric)
     return score if score is not None and math.isfinite(score) else None
 
 
@@ -270,11 +256,8 @@ def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) 
         sweeps.decide(ctx.store, sweep.sweep, rung)
         events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
         for point in stopped:
-            end(
-                ctx,
-                point.run,
-                f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}",
-            )
+            why = f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}"
+            end(ctx, point.run, why)
     log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(rung.kept))
     ctx.loop.poke()
 

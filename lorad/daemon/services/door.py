@@ -15,7 +15,6 @@ from lorad.daemon.services.service import (
     Service,
     ServiceProcess,
     Upkeep,
-    need,
     while_needed,
     with_directory,
 )
@@ -49,9 +48,3 @@ def _launch(ctx: Context, process: ServiceProcess) -> Launch:
 
 
 DOOR = Service("tinker", "the Tinker door", _look, _launch)
-
-
-def want_door_of(ctx: Context, uid: int) -> None:
-    """Have the door of a user up, for a while."""
-    need(ctx, DOOR, [uid])
-    ctx.loop.poke()

@@ -36,9 +36,11 @@ def _launch(ctx: Context, process: ServiceProcess) -> Launch:
     if process.uid != OWN:
         return Launch((home, "owner"), {"role": "owner"})
     settings: dict[str, object] = msgspec.to_builtins(ctx.config.gateway, enc_hook=str)
-    front = ctx.users.front(ctx.config.sharing)
-    environment = {FOR_ALL: "1" if front.get("for_all") else None}
-    return Launch((home, "front") if front else (home,), settings | front, environment)
+    if not ctx.users.shared:
+        return Launch((home,), settings, {FOR_ALL: None})
+    for_all = ctx.config.sharing.read == "all"  # else only owners see what is theirs, and they need a token
+    settings |= {"for_all": for_all, "role": "front"}
+    return Launch((home, "front"), settings, {FOR_ALL: "1" if for_all else None})
 
 
 GATEWAY = Service(

@@ -176,6 +176,7 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
 
     Raises OSError, and StorageError, after all of that, when the status of the process cannot be read.
     """
+    name = process.service.name
     lives = process.lives
     state = state_of(ctx, process)
     newest = lives[-1] if lives else None
@@ -183,14 +184,24 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
         if ctx.loop.watch(newest.root, partial(ctx.processes.watch, newest)):
             began = read_object(newest.command)
             present = str(ctx.home.root), process.service.launch(ctx, process).settings
-            if began and (began.get("home"), began.get(process.service.name)) != present:
+            if began and (began.get("home"), began.get(name)) != present:
                 log.info(
                     "%s: config.yaml or the home's place has changed, it is started again", process.title
                 )
                 ctx.processes.signal(newest, signal.SIGTERM)
     elif start and time.time() >= not_before(lives):
         number = int(newest.root.name) + (state.phase != "absent") if newest else 1
-        _start(ctx, process, AttemptDir(process.root / "attempts" / f"{number:04d}"))
+        attempt = AttemptDir(process.root / "attempts" / f"{number:04d}")
+        make_root(ctx, process)
+        make_attempt(attempt, process.user)
+        launch = process.service.launch(ctx, process)
+        argv = [*ctx.processes.commands.service(name), *launch.arguments]
+        env = {**ctx.processes.commands.environment(ctx.home), **launch.environment}
+        about: dict[str, object] = {"role": name, "attempt": number, name: launch.settings}
+        about |= {"home": str(ctx.home.root)}
+        ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=process.user)
+        ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
+        log.info("%s: starting, life %s", process.title, attempt.root.name)
         for old in lives[:-KEPT]:
             remove_tree(old.root)
     if state.trouble:
@@ -210,21 +221,6 @@ def not_before(lives: list[AttemptDir]) -> float:
             break
         pause = min(2 * pause or _FIRST_PAUSE, _LONGEST_PAUSE)
     return 0.0 if ended > time.time() else ended + pause
-
-
-def _start(ctx: Context, process: ServiceProcess, attempt: AttemptDir) -> None:
-    """Raises OSError."""
-    make_root(ctx, process)
-    make_attempt(attempt, process.user)
-    name = process.service.name
-    launch = process.service.launch(ctx, process)
-    argv = [*ctx.processes.commands.service(name), *launch.arguments]
-    env = {**ctx.processes.commands.environment(ctx.home), **launch.environment}
-    about: dict[str, object] = {"role": name, "attempt": int(attempt.root.name), name: launch.settings}
-    about |= {"home": str(ctx.home.root)}
-    ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=process.user)
-    ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
-    log.info("%s: starting, life %s", process.title, attempt.root.name)
 
 
 def give_table(ctx: Context, process: ServiceProcess, table: Struct) -> None:

@@ -52,7 +52,7 @@ def staged(ctx: Context, uid: int, kind: str, spec: Spec, request: Request) -> I
 @contextlib.asynccontextmanager
 async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     """Hold a pool of a run's base, up and answering, within the block: one that is warm at once, else the one
-    that the loop finds a place for.
+    that the loop finds a place for, which then counts this as its guest.
 
     Raises Conflict (no device), and PoolLost where it ends before it answers, or takes too long.
     """
@@ -60,7 +60,19 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
     if pool is not None:
         pool.guests += 1
     else:
-        pool = await _placed(ctx, run)
+        doing().tell("waiting for a device")
+        until = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
+        request = PoolRequest(run, until, asyncio.get_running_loop().create_future())
+        ctx.queue.requests.append(request)
+        ctx.loop.poke()
+        try:
+            pool = ctx.pools[await request.pool]
+        except asyncio.CancelledError:
+            if request.pool.done() and not request.pool.cancelled() and request.pool.exception() is None:
+                ctx.pools[request.pool.result()].guests -= 1
+            raise
+        finally:
+            ctx.queue.requests.remove(request)
     try:
         doing().tell(f"waiting for pool {pool.id}", lambda: ctx.processes.in_words(pool.attempt()))
         deadline = time.monotonic() + ctx.patience.pool_ready
@@ -78,23 +90,6 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
         ctx.loop.poke()
 
 
-async def _placed(ctx: Context, run: RunRow) -> Pool:
-    """Wait until the loop has a pool for a request, which then counts as its guest. Raises Conflict."""
-    doing().tell("waiting for a device")
-    until = time.monotonic() + ctx.patience.pool_shutdown + ctx.patience.pool_term
-    request = PoolRequest(run, until, asyncio.get_running_loop().create_future())
-    ctx.queue.requests.append(request)
-    ctx.loop.poke()
-    try:
-        return ctx.pools[await request.pool]
-    except asyncio.CancelledError:
-        if request.pool.done() and not request.pool.cancelled() and request.pool.exception() is None:
-            ctx.pools[request.pool.result()].guests -= 1
-        raise
-    finally:
-        ctx.queue.requests.remove(request)
-
-
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
     """Load a version and attest it.
 
@@ -102,24 +97,18 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
     AttestationFailed.
     """
     doing().tell(f"loading and attesting {version.name}")
-    attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, version, keep=keep)
+    load_it = load_of(version, keep=keep)
+    attestation = await in_thread(ctx, pool.setup.owner, attested, ctx, pool, "load_version", load_it)
     await ask_status(ctx, pool)  # so that what is loaded is known
     if attestation.verdict == "failed":
         raise AttestationFailed(f"{version.name}: {attestation.detail}", hint="Serve another version.")
     return attestation
 
 
-def call_load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool) -> Attestation:
-    """Load a version and attest it. Runs in a thread."""
-    return _attested(ctx, pool, "load_version", load_of(version, keep=keep))
-
-
-def call_attest_again(ctx: Context, pool: Pool, version: VersionRow) -> Attestation:
-    """Attest a version that is loaded. Runs in a thread."""
-    return _attested(ctx, pool, "attest_again", load_of(version))
-
-
-def _attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attestation:
+def attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attestation:
+    """Have a pool load a version and attest it (`load_version`), or attest one that is loaded
+    (`attest_again`). Runs in a thread.
+    """
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         loaded: Loaded = connection.call(verb, load)
     return loaded.attestation

@@ -10,9 +10,9 @@ from lorad.daemon.pool import KeepRefusal, Pool
 from lorad.daemon.pools.as_owner import connection_to, in_thread
 from lorad.daemon.pools.life import ask_status
 from lorad.daemon.queue.setups import base_of
-from lorad.daemon.queue.tenants import room_in, tenants_of
+from lorad.daemon.queue.tenants import room_in
 from lorad.daemon.runs.bases import refuse_other_base
-from lorad.daemon.serving.borrow_pool import call_load, waited_for
+from lorad.daemon.serving.borrow_pool import attested, load_of, waited_for
 from lorad.errors import LoradError
 from lorad.protocol.calls import LetGo
 from lorad.store import events, runs
@@ -31,39 +31,28 @@ def hold(ctx: Context) -> None:
 
 
 def _hold_in(ctx: Context, pool: Pool) -> None:
-    """Look at one pool again if it has answered, or what is served has changed."""
-    if pool.state != "ready":
+    """Look at one pool again if it has answered, or what is served has changed: what it is to load, the most
+    important first, as far as there is room, and what to unload. Warns about versions that do not fit beside
+    the pool's runs.
+    """
+    if pool.state != "ready" or pool.status is None:
         pool.refusals.clear()
         return
     seen = pool.polled_at, ctx.serving.served
     if pool.held_at == seen or pool.is_holding:
         return
-    lacking, spare = _difference(ctx, pool)
-    pool.held_at = seen
-    if lacking or spare:
-        pool.is_holding = True
-        ctx.spawn(_settle(ctx, pool, lacking, spare))
-
-
-def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
-    """List the versions to load, most important first, as far as there is room, and the names of those to
-    unload. Warns about versions that do not fit beside the pool's runs.
-    """
-    kept = set(pool.status.kept if pool.status else [])
+    kept = set(pool.status.kept)
     served = held_versions(ctx.store)
     spare = sorted(kept - {row.name for row in served} - set(ctx.serving.in_hand))
     refused = {name for name, refusal in pool.refusals.items() if time.monotonic() < refusal.not_before}
     missing = [row for row in served if row.name not in kept | refused]
     base_of_run = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
     at_home = {name for name, base in base_of_run.items() if base is not None and pool.setup.serves(base)}
-    due = [row for row in missing if row.run in at_home]
-    if not due or pool.status is None:
-        return [], spare
-    room = room_in(pool, tenants_of(ctx, pool))
+    lacking = []
+    room = room_in(pool, runs.active_in(ctx.store, pool.id))
     versions = room.versions
     memory = room.memory_used
-    fitting = []
-    for row in due:
+    for row in (row for row in missing if row.run in at_home):
         if row.name not in pool.status.loaded:
             is_short = bool(room.memory) and memory + row.bytes > room.memory
             if is_short or versions >= room.max_versions:
@@ -71,8 +60,11 @@ def _difference(ctx: Context, pool: Pool) -> tuple[list[VersionRow], list[str]]:
                 continue
             versions += 1
             memory += row.bytes
-        fitting.append(row)
-    return fitting, spare
+        lacking.append(row)
+    pool.held_at = seen
+    if lacking or spare:
+        pool.is_holding = True
+        ctx.spawn(_settle(ctx, pool, lacking, spare))
 
 
 async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
@@ -86,7 +78,9 @@ async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: li
         for row in lacking:
             try:
                 refuse_other_base(ctx, runs.get(ctx.store, row.run), pool)
-                attestation = await in_thread(ctx, pool.setup.owner, call_load, ctx, pool, row, keep=True)
+                owner = pool.setup.owner
+                load = load_of(row, keep=True)
+                attestation = await in_thread(ctx, owner, attested, ctx, pool, "load_version", load)
                 if attestation.verdict == "failed":
                     raise LoradError(attestation.detail)
                 pool.refusals.pop(row.name, None)

@@ -23,10 +23,27 @@ def keep_serving(ctx: Context) -> None:
     serves: dict[str, set[str]] = {}
 
     def keep_run_serving(ctx: Context, run: RunRow) -> None:
-        pool = _pool_of(ctx, run)
+        pool = ctx.pools.get(run.pool or "")  # that served it last, if it is up
+        if pool is not None:
+            look_at_process(ctx, pool)
+            if not pool.process.is_up or pool.stop_asked is not None:
+                pool = None
+            elif pool.state == "ready":  # its next death has a short pause
+                ctx.serving.pauses.pop(run.name, None)
         waiting = ""
         if pool is None and RunState(run.state).is_over:
-            pool, waiting = _brought_up(ctx, run)
+            pause, not_before = ctx.serving.pauses.get(run.name, (0.0, 0.0))
+            if time.monotonic() < not_before:
+                waiting = run.waiting or "its pool is started again soon"
+            else:
+                try:
+                    pool = pool_for(ctx, run)
+                except LoradError as error:
+                    waiting = error.message
+                else:
+                    pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+                    ctx.serving.pauses[run.name] = pause, time.monotonic() + pause
+                    runs.set_fields(ctx.store, run.name, pool=pool.id)
         if pool is not None:
             serves.setdefault(pool.id, set()).add(run.name)
         if RunState(run.state).is_over and waiting != run.waiting:
@@ -38,37 +55,6 @@ def keep_serving(ctx: Context) -> None:
     each(ctx, keep_run_serving, runs.that_serve(ctx.store), of_run)
     for pool in ctx.pools.values():
         pool.serves = serves.get(pool.id, set())
-
-
-def _pool_of(ctx: Context, run: RunRow) -> Pool | None:
-    """Find the pool that served the run last, if it is up.
-
-    Once it is ready, its next death has a short pause.
-    """
-    pool = ctx.pools.get(run.pool or "")
-    if pool is None:
-        return None
-    look_at_process(ctx, pool)
-    if not pool.process.is_up or pool.stop_asked is not None:
-        return None
-    if pool.state == "ready":
-        ctx.serving.pauses.pop(run.name, None)
-    return pool
-
-
-def _brought_up(ctx: Context, run: RunRow) -> tuple[Pool | None, str]:
-    """Start a pool, or say why there is none now."""
-    pause, not_before = ctx.serving.pauses.get(run.name, (0.0, 0.0))
-    if time.monotonic() < not_before:
-        return None, run.waiting or "its pool is started again soon"
-    try:
-        pool = pool_for(ctx, run)
-    except LoradError as error:
-        return None, error.message
-    pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
-    ctx.serving.pauses[run.name] = pause, time.monotonic() + pause
-    runs.set_fields(ctx.store, run.name, pool=pool.id)
-    return pool, ""
 
 
 def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:

@@ -15,7 +15,7 @@ from lorad.daemon.services.service import OWN, give_table, process_of
 from lorad.errors import LoradError
 from lorad.protocol.served import FILE, Names, Served
 from lorad.store import runs
-from lorad.store.rows import RunRow, VersionRow
+from lorad.store.rows import VersionRow
 from lorad.store.versions import held_versions
 
 
@@ -26,8 +26,8 @@ def keep_table(ctx: Context) -> None:
 
 
 def write_table(ctx: Context) -> None:
-    """Write the gateways' tables, as each daemon does when it starts. Raises StorageError; the next pass
-    tries again.
+    """Write the gateways' tables, as each daemon does when it starts, without runs whose files cannot be
+    read. Raises StorageError; the next pass tries again.
     """
     served = ctx.serving.served
     aliases: dict[str, str] = {}
@@ -35,11 +35,21 @@ def write_table(ctx: Context) -> None:
     for version in held_versions(ctx.store):
         aliases |= dict.fromkeys(version.aliases, version.name)
         by_run.setdefault(version.run, []).append(version)
-    entries = {
-        entry.name: entry
-        for name, rows in by_run.items()
-        for entry in _entries(ctx, runs.get(ctx.store, name), rows)
-    }
+    ready = [pool.setup for pool in ctx.pools.values() if pool.state == "ready"]
+    entries: dict[str, Served] = {}
+    for name, rows in by_run.items():
+        run = runs.get(ctx.store, name)
+        try:
+            model_path = request_of(run).model_path
+            base = base_of(ctx, run)
+        except (OSError, msgspec.MsgspecError, LoradError):
+            continue
+        serving = (setup.socket for setup in ready if base is not None and setup.serves(base))
+        socket = next(serving, None)
+        for row in rows:
+            about = (row.sha256, model_path, socket, row.path, row.created_at, run.owner_uid)
+            entry = Served(row.run, row.version, *about)
+            entries[entry.name] = entry
     table = Names(dict(sorted(aliases.items())), entries)
     for uid in GATEWAY.look(ctx):
         part = table
@@ -48,19 +58,3 @@ def write_table(ctx: Context) -> None:
             part = Names({alias: name for alias, name in table.aliases.items() if name in own}, own)
         give_table(ctx, process_of(ctx, GATEWAY, uid), part)
     ctx.serving.table = served
-
-
-def _entries(ctx: Context, run: RunRow, versions: list[VersionRow]) -> list[Served]:
-    """Make the table's entries for versions of one run; none when the run's files cannot be read."""
-    try:
-        model_path = request_of(run).model_path
-        base = base_of(ctx, run)
-        ready = [pool.setup for pool in ctx.pools.values() if pool.state == "ready"]
-        serving = (setup.socket for setup in ready if base is not None and setup.serves(base))
-        socket = next(serving, None)
-    except (OSError, msgspec.MsgspecError, LoradError):
-        return []
-    return [
-        Served(row.run, row.version, row.sha256, model_path, socket, row.path, row.created_at, run.owner_uid)
-        for row in versions
-    ]

@@ -9,7 +9,7 @@ so does a warning to the run.
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +65,10 @@ async def look(ctx: Context, budget: int) -> None:
 
 
 async def _make_room(ctx: Context, excess: int) -> int:
-    """Delete what can go until so many bytes are free, or nothing can. Returns how many were freed."""
+    """Delete what can go until so many bytes are free, or nothing can. Returns how many were freed.
+
+    Warns runs, unless they are gone. What `lorad gc` would have deleted anyway is only in the log.
+    """
     freed = 0
     gone = defaultdict[str, list[tuple[Doomed, int]]](list)
     for group in (everything(ctx), _spare(ctx)):
@@ -85,7 +88,17 @@ async def _make_room(ctx: Context, excess: int) -> int:
                 freed += sizes[item.path]
                 gone[item.run].append((item, sizes[item.path]))
     for run, items in gone.items():
-        _report(ctx, run, items)
+        spared = [(item, size) for item, size in items if item.for_budget]
+        if not spared or not runs.exists(ctx.store, run):
+            continue
+        counts = Counter("files of samples" if item.kind == "samples" else "versions" for item, _ in spared)
+        what = " and ".join(f"{count} {kind}" for kind, count in counts.items())
+        total = sum(size for _, size in spared)
+        message = f"the disk budget is used up: {what} of {run} were deleted ({in_words(total)})"
+        message += "; pins and aliases keep versions"
+        with ctx.store.write():
+            events.append(ctx.store, run, "warning", {"message": message})
+            events.append(ctx.store, run, GONE, {"bytes": total, **counts})
     return freed
 
 
@@ -101,17 +114,14 @@ def _spare(ctx: Context) -> Iterator[Doomed]:
             for path in sorted(listed(directory), key=age)[:-1]:
                 why = "disk_budget: the oldest samples of ended runs go first"
                 yield Doomed(name, path, "samples", why, True)
-    for name in names:
-        yield from versions(ctx, runs.get(ctx.store, name))
-
-
-def versions(ctx: Context, run: RunRow) -> Iterator[Doomed]:
-    kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version} | best_numbers(ctx, run)
-    named = named_by_users(ctx.store)
-    for path in listed(run.dir.versions):
-        if VERSION.fullmatch(path.name) and int(path.name) not in kept and _is_spare(ctx, run, path, named):
-            why = "disk_budget: nothing refers to this version of an ended run"
-            yield Doomed(run.name, path, "version", why, True)
+    for run in (runs.get(ctx.store, name) for name in names):
+        kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
+        kept |= best_numbers(ctx, run)
+        named = named_by_users(ctx.store)
+        for path in (path for path in listed(run.dir.versions) if VERSION.fullmatch(path.name)):
+            if int(path.name) not in kept and _is_spare(ctx, run, path, named):
+                why = "disk_budget: nothing refers to this version of an ended run"
+                yield Doomed(run.name, path, "version", why, True)
 
 
 def _is_spare(ctx: Context, run: RunRow, version: Path, named: set[str]) -> bool:
@@ -129,26 +139,3 @@ def _is_still_free(ctx: Context, item: Doomed) -> bool:
     if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False
     return item.kind == "samples" or _is_spare(ctx, run, item.path, named_by_users(ctx.store))
-
-
-def _report(ctx: Context, run: str, items: list[tuple[Doomed, int]]) -> None:
-    """Warn the run, unless it is gone. What `lorad gc` would have deleted anyway is only in the log."""
-    spared = [(item, size) for item, size in items if item.for_budget]
-    if not spared or not runs.exists(ctx.store, run):
-        return
-    counts = defaultdict[str, int](int)
-    for item, _ in spared:
-        counts["files of samples" if item.kind == "samples" else "versions"] += 1
-    what = " and ".join(f"{count} {kind}" for kind, count in counts.items())
-    total = in_words(sum(size for _, size in spared))
-    message = (
-        f"the disk budget is used up: {what} of {run} were deleted ({total}); pins and aliases keep versions"
-    )
-    with ctx.store.write():
-        events.append(ctx.store, run, "warning", {"message": message})
-        events.append(ctx.store, run, GONE, {"bytes": sum(size for _, size in spared)} | counts)
-
-
-def was_spared(ctx: Context, run: str) -> bool:
-    """Check whether some of its samples went for the disk budget."""
-    return events.has_kind(ctx.store, run, GONE)

@@ -18,7 +18,7 @@ import msgspec
 
 from lorad.bounds import BUNDLE_BYTES, BUNDLE_FILES, BUNDLES, MIB, PATH_CHARACTERS
 from lorad.daemon.context import Context, request_of
-from lorad.daemon.process.user_files import own_directory
+from lorad.daemon.process.user_files import own_directory, passable
 from lorad.daemon.storage.prune import Doomed, listed
 from lorad.errors import Conflict, LoradError, SpecError, StorageError
 from lorad.files import fsync, opened_whole, remove_tree
@@ -38,7 +38,8 @@ def bundles_of(ctx: Context, uid: int) -> Path:
     user = ctx.user(uid)
     try:
         directory.parent.mkdir(exist_ok=True, mode=0o700)
-        ctx.users.let_pass(directory.parent)
+        if ctx.users.shared:
+            passable(directory.parent)
         if user is None:
             directory.mkdir(exist_ok=True, mode=0o700)
         else:

@@ -1,9 +1,10 @@
 """What `lorad gc` deletes: all that nothing can ask for, of runs, of pools and of what was removed."""
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import attempts_under, is_locked
 from lorad.daemon.storage.bundles import unused_bundles
@@ -82,7 +83,11 @@ def _old_pools(ctx: Context) -> Iterator[Doomed]:
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
         is_used = pool.process.is_up or pool.guests or pool.serves or pool.stop_asked is not None
-        if not is_used and pool.id not in in_use and _has_ended(lives):
+        ended_at = math.inf
+        if lives and not is_used and pool.id not in in_use and not any(is_locked(life) for life in lives):
+            with contextlib.suppress(OSError):
+                ended_at = lives[-1].status.stat().st_mtime
+        if time.time() - ended_at > _POOL_SECONDS:
             yield Doomed(
                 "", pool.root, "pool", f"the pool ended more than {_POOL_SECONDS / 86400:.0f} days ago"
             )
@@ -90,14 +95,3 @@ def _old_pools(ctx: Context) -> Iterator[Doomed]:
         for life in lives[:-_LIVES]:
             if not is_locked(life):
                 yield Doomed("", life.root, "life", f"the newest {_LIVES} lives of pool {pool.id} stay")
-
-
-def _has_ended(lives: Iterable[AttemptDir]) -> bool:
-    """Check whether nothing of a pool lives and its last life ended more than _POOL_SECONDS before."""
-    lives = list(lives)
-    if not lives or any(is_locked(life) for life in lives):
-        return False
-    try:
-        return time.time() - lives[-1].status.stat().st_mtime > _POOL_SECONDS
-    except OSError:
-        return False

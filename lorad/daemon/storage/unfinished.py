@@ -30,19 +30,17 @@ def sweep_half_made(ctx: Context) -> None:
     Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they
     are not those of a run that an older copy of the database lacks.
     """
+    files = ("spec.yaml", "spec.json", "request.json")
+    of_request = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
     names = {*runs.names(ctx.store)}
-    half_made = [path for path in ctx.runs_root.iterdir() if path.name not in names and _is_half_made(path)]
+    half_made = []
+    for path in ctx.runs_root.iterdir():
+        is_other = path.name in names or path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink()
+        present = {entry.name for entry in path.iterdir()} if not is_other and path.is_dir() else set()
+        if present and present <= of_request:
+            half_made.append(path)
     journal = ctx.home.journal.read_bytes() if half_made and ctx.home.journal.exists() else b""
     for path in half_made:
         if f'"run":{json.dumps(path.name)}'.encode() not in journal:
             log.warning("run %s: it was never made whole, and its directory is deleted", path.name)
             discard(path)
-
-
-def _is_half_made(path: Path) -> bool:
-    if path.name.startswith((REMOVED, TEMPORARY)) or path.is_symlink() or not path.is_dir():
-        return False
-    names = {entry.name for entry in path.iterdir()}
-    files = ("spec.yaml", "spec.json", "request.json")
-    known_names = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}
-    return bool(names) and names <= known_names

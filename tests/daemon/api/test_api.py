@@ -23,6 +23,14 @@ async def test_a_run_is_queued_shown_and_listed(home: Path) -> None:
         assert [a.reason for a in shown.attempts] == ["completed"]
 
 
+async def test_request_says_where_paths_begin(home: Path) -> None:
+    async with serving(home) as api:
+        await api.run("a")
+        assert (await api.until("a", "ended")).cwd == "/"
+        (home / "runs" / "a" / "request.json").unlink()
+        assert (await api("show", "a")).cwd is None
+
+
 async def test_a_run_without_a_name_gets_one(home: Path) -> None:
     async with serving(home) as api:
         first, second = [(await api.run(None)).name for _ in range(2)]

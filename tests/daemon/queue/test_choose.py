@@ -14,10 +14,9 @@ from lorad.box.config import Backend, Limit, Queue
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.state import Neighbour, SetAside
 from lorad.daemon.process.processes import ProcessState
-from lorad.daemon.queue.choose import Blocked, choose, choose_devices, fitted
-from lorad.daemon.queue.obstacles import WaitingRun
+from lorad.daemon.queue.choose import Blocked, WaitingRun, choose, choose_devices, fitted
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.setups import Placement
+from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot, _Taken, take_snapshot
 from lorad.errors import SpecError
 from lorad.protocol.listener import user_name
@@ -266,7 +265,7 @@ def decided(case: Case, ctx: Context, now: Snapshot) -> Placement | Blocked:
     claims: list[WaitingRun] = []
     for run in now.queued:
         if case.serves and run.name == "r":
-            return choose_devices(now, [fitted(now, run, place) for place in now.candidates_of(run)])
+            return choose_devices(now, [fitted(now, run, place) for place in candidates(ctx, run)])
         try:
             choice = choose(ctx, now, run, claims)
         except SpecError as error:

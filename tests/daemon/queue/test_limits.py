@@ -11,7 +11,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools import life
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.users import Caller
-from lorad.daemon.queue import place, snapshot
+from lorad.daemon.queue import place, shares, snapshot
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.state import bytes_of
@@ -133,7 +133,7 @@ def test_files_with_several_names_and_links_count_once(tmp_path: Path) -> None:
 
 
 def test_users_with_runs_in_the_queue_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "TURN", 2)
+    monkeypatch.setattr(shares, "TURN", 2)
     ctx = open_context(home)
     owned(ctx, "eve", 4002, *(f"e{number}" for number in range(1, 7)))
     place_runs(ctx)

@@ -33,7 +33,6 @@ from lorad.daemon.queue.tenants import (
     life_number,
     need_of,
     promised,
-    tenants_of,
 )
 from lorad.engines.builtin import engine, local
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
@@ -64,7 +63,7 @@ def told(ctx: Context, name: str) -> str:
 
 
 def placed(ctx: Context) -> list[str]:
-    return [run.name for pool in ctx.pools.values() for run in tenants_of(ctx, pool)]
+    return [run.name for pool in ctx.pools.values() for run in runs.active_in(ctx.store, pool.id)]
 
 
 def completed(ctx: Context, name: str) -> RunRow | None:
@@ -296,8 +295,9 @@ def test_a_snapshot_stays_as_it_was_taken(home: Path) -> None:
     before = snapshot.take_snapshot(ctx, runs.queue(ctx.store))
     place_runs(ctx)
     after = before.with_runs_of(ctx)
-    assert [run.name for run in before.queued] == ["a"] and not before.active and before.count_free() == 1
-    assert [run.name for run in after.tenants["tiny-1"]] == ["a"] and after.count_free() == 0
+    devices = before.devices
+    assert [run.name for run in before.queued] == ["a"] and not before.active and not before.pools_on(devices)
+    assert [run.name for run in after.tenants["tiny-1"]] == ["a"] and len(after.pools_on(devices)) == 1
 
 
 def wide(rank: int) -> PoolSetup:

@@ -12,7 +12,6 @@ from lorad.daemon.api.verbs.box import list_devices
 from lorad.daemon.gpu.devices import Device, is_taken
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.setups import candidates
-from lorad.daemon.queue.tenants import tenants_of
 from lorad.protocol.pool_setup import PoolSetup
 from lorad.store import pools as rows
 from lorad.store import runs
@@ -76,7 +75,7 @@ def test_on_the_cpu_ranks_share_the_one_device(home: Path) -> None:
     submit(ctx, "a", trainer=FSDP | {"dp": 4})
     place_runs(ctx)
     (pool,) = ctx.pools.values()
-    assert pool.setup.names == ("cpu",) and [run.name for run in tenants_of(ctx, pool)] == ["a"]
+    assert pool.setup.names == ("cpu",) and [run.name for run in runs.active_in(ctx.store, pool.id)] == ["a"]
 
 
 def test_cached_setup_follows_request_config_and_devices(home: Path) -> None:

@@ -14,7 +14,7 @@ from lorad.daemon.pools.life import timeout_of
 from lorad.daemon.queue.choose import Blocked, choose, choose_devices
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
-from lorad.daemon.queue.setups import Placement
+from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import take_snapshot
 from lorad.errors import SpecError
 from lorad.store import runs
@@ -78,7 +78,7 @@ def test_serving_starts_in_quiet_hours(home: Path, tmp_path: Path, monkeypatch: 
     run = runs.get(ctx.store, "a")
     now = take_snapshot(ctx, runs.queue(ctx.store))
     assert isinstance(choose(ctx, now, run), Blocked)
-    assert isinstance(choose_devices(now, now.candidates_of(run)), Placement)
+    assert isinstance(choose_devices(now, candidates(ctx, run)), Placement)
 
 
 def test_idle_pools_leave_quiet_devices_soon(

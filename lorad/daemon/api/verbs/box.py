@@ -14,7 +14,6 @@ from msgspec.structs import replace
 import lorad
 from lorad.box.tokens import tokens_trouble
 from lorad.daemon.access import (
-    Reader,
     Subject,
     admins,
     is_admin,
@@ -38,7 +37,6 @@ from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import holder_of_pool, lease_of
 from lorad.daemon.queue.foresee import forecasts_lately
 from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_on
-from lorad.daemon.queue.tenants import tenants_of
 from lorad.daemon.record.rows_and_disk import of_home
 from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.services.door import DOOR
@@ -94,10 +92,10 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
         stopped = body.gateway and await stop(ctx, GATEWAY)
         up = [pool for pool in ctx.pools.values() if pool.process.is_up]
         if body.pools:
-            await end_pools(ctx, [pool for pool in up if not tenants_of(ctx, pool)])
+            await end_pools(ctx, [pool for pool in up if not runs.active_in(ctx.store, pool.id)])
         staying = []
         for pool in (pool for pool in up if pool.process.is_up):
-            tenants = [run.name for run in tenants_of(ctx, pool)]
+            tenants = [run.name for run in runs.active_in(ctx.store, pool.id)]
             aliases = pool.status.kept if pool.status and serves else []
             idle = 0.0 if tenants else pool.idle_seconds
             staying.append(StayingPool(pool.id, tenants, aliases, max(0.0, timeout_of(ctx, pool) - idle)))
@@ -145,9 +143,23 @@ def _device_view(
     who = reader(ctx, call.caller)
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
     own_pools = [pool for pool in up if who.sees(pool.setup.owner)]
+    setup = own_pools[0].setup if own_pools else None
+    part = ""  # of the pool, if it is split
+    if setup is not None and setup.rollout_devices:
+        part = "servers" if device.name in setup.server_names else "trainer"
     holder = lease_of(ctx, device, who)
-    reserved = _reserved(ctx, device)
     aside = ctx.gpus.set_aside.get(device.name)
+    reservation = None
+    if (row := _reserved(ctx, device)) is not None:
+        reservation = Reservation(
+            user=row.owner,
+            why=row.why,
+            since=row.began_at,
+            until=row.until,
+            seconds=row.seconds,
+            urgent=row.urgent,
+            holder=holder_of(ctx, device, who) if row.began_at is None else "",
+        )
     return Device(
         device=device.name,
         name=device.label,
@@ -155,29 +167,17 @@ def _device_view(
         memory_used=sight.memory_used if sight else 0,
         utilization=sight.utilization if sight else None,
         pool=own_pools[0].id if own_pools else None,
-        part=own_pools[0].part_on(device.name) if own_pools else "",
+        part=part,
         lease=None if holder is None else _lease_of(holder),
         processes=[
             DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
             for one in (sight.processes if sight else ())
         ],
         quiet_until=aside.quiet_until if aside else None,
-        reservation=_reservation_view(ctx, device, reserved, who) if reserved else None,
+        reservation=reservation,
         power=sight.power if sight else None,
         temperature=sight.temperature if sight else None,
         history=[*past],
-    )
-
-
-def _reservation_view(ctx: Context, device: devices.Device, row: ReservationRow, who: Reader) -> Reservation:
-    return Reservation(
-        user=row.owner,
-        why=row.why,
-        since=row.began_at,
-        until=row.until,
-        seconds=row.seconds,
-        urgent=row.urgent,
-        holder=holder_of(ctx, device, who) if row.began_at is None else "",
     )
 
 
@@ -214,21 +214,18 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
     if before is not None and body.seconds is None and body.until is None:
         row = replace(before, urgent=body.now, why=row.why or before.why)
     else:
-        _refuse_long(ctx, call, body.until - now if body.until is not None else body.seconds)
+        seconds = body.until - now if body.until is not None else body.seconds
+        most = ctx.config.queue.limit_of(caller.name).reserve
+        is_long = most is not None and (seconds is None or seconds > most)
+        if most is not None and is_long and not is_admin(ctx, caller):
+            length = "for ever" if seconds is None else f"for {duration(seconds)}"
+            hint = f"Give --for, {duration(most)} at most, or ask an admin ({admins(ctx)})"
+            hint += ": queue.limits.reserve."
+            raise NotAllowed(f"{caller.name} may not reserve a device {length}", hint=hint)
     pools.reserve(ctx.store, row, device.name)
     keep_set_aside(ctx)
     ctx.loop.poke()
     return _device_view(ctx, call, device)
-
-
-def _refuse_long(ctx: Context, call: Call, seconds: float | None) -> None:
-    """Raises NotAllowed where a user of a shared daemon asks for a longer time than is theirs to have."""
-    most = ctx.config.queue.limit_of(call.caller.name).reserve
-    if is_admin(ctx, call.caller) or most is None or (seconds is not None and seconds <= most):
-        return
-    length = "for ever" if seconds is None else f"for {duration(seconds)}"
-    hint = f"Give --for, {duration(most)} at most, or ask an admin ({admins(ctx)}): queue.limits.reserve."
-    raise NotAllowed(f"{call.caller.name} may not reserve a device {length}", hint=hint)
 
 
 async def release_device(ctx: Context, call: Call) -> Device:

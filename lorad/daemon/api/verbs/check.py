@@ -25,7 +25,6 @@ from lorad.daemon.runs.reference import clear, refuse_other_model, staged
 from lorad.daemon.storage.bundles import bundles_of, take_in
 from lorad.daemon.storage.footprint import footprint, short_of_disk
 from lorad.errors import Conflict, SpecError
-from lorad.protocol.preflight import SpecFacts
 from lorad.records.checks import Bundle, Check, Start
 from lorad.records.requests import BundleRequest, RunRequest
 from lorad.spec.model import Spec, to_json
@@ -62,7 +61,25 @@ async def check(ctx: Context, call: Call) -> Check:
     model = facts.model_path, facts.model_dtype, facts.parameters
     request = Request(body.cwd, body.source, body.overrides, *model, facts, reference=kept)
     start = await _start(ctx, call.caller, spec, request)
-    return _said(ctx, spec, facts, start, warnings)
+    files = footprint(spec, facts, ctx.runs_root)
+    shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
+    more = ("memory_parts", "memory_available", "data_format", "look", "eval_scored", "eval_likely")
+    group = spec.algorithm.group_size if spec.algorithm.kind == "rl" else 1
+    return Check(
+        name=str(spec.name),
+        spec=msgspec.to_builtins(spec),
+        modules=len(facts.modules),
+        algorithm=f"{spec.algorithm.name}: {spec.algorithm.in_words}",
+        memory_share=spec.pool.memory_fraction,
+        rows=facts.dataset_size,
+        left_out=facts.dropped,
+        held_out=facts.eval_size,
+        samples_per_step=spec.data.prompts_per_step * group,
+        files=files,
+        warnings=[*warnings, *facts.warnings, *short_of_disk(files)],
+        start=start,
+        **{key: getattr(facts, key) for key in (*shared, *more)},
+    )
 
 
 async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> Start:
@@ -85,28 +102,6 @@ async def _start(ctx: Context, caller: Caller, spec: Spec, request: Request) -> 
         return forecast(ctx, row)
     finally:
         await asyncio.to_thread(discard, place)
-
-
-def _said(ctx: Context, spec: Spec, facts: SpecFacts, start: Start, warnings: list[str]) -> Check:
-    files = footprint(spec, facts, ctx.runs_root)
-    shared = ("model_path", "model_dtype", "parameters", "adapter_parameters", "rate", "memory_needed")
-    more = ("memory_parts", "memory_available", "data_format", "look", "eval_scored", "eval_likely")
-    group = spec.algorithm.group_size if spec.algorithm.kind == "rl" else 1
-    return Check(
-        name=str(spec.name),
-        spec=msgspec.to_builtins(spec),
-        modules=len(facts.modules),
-        algorithm=f"{spec.algorithm.name}: {spec.algorithm.in_words}",
-        memory_share=spec.pool.memory_fraction,
-        rows=facts.dataset_size,
-        left_out=facts.dropped,
-        held_out=facts.eval_size,
-        samples_per_step=spec.data.prompts_per_step * group,
-        files=files,
-        warnings=[*warnings, *facts.warnings, *short_of_disk(files)],
-        start=start,
-        **{key: getattr(facts, key) for key in (*shared, *more)},
-    )
 
 
 async def send_files(ctx: Context, call: Call) -> Bundle:

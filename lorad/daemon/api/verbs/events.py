@@ -51,13 +51,13 @@ async def _send(
     Waits for a slow reader.
     """
     until = time.monotonic() + IDLE_SECONDS
-    rung = ctx.loop.bell()
+    rung = ctx.loop.bell
     while not (lines := ctx.tail.after(cursor, run)):
         cursor = ctx.tail.newest
         if ctx.loop.closing or not await ctx.loop.rung(rung, until - time.monotonic()):
             await response.write(msgspec.json.encode(Event(cursor, time.time(), None, "idle")) + b"\n")
             return cursor
-        rung = ctx.loop.bell()  # the bell may have rung for other runs
+        rung = ctx.loop.bell  # the bell may have rung for other runs
     shown = seen_by_run(ctx, caller, lines)
     if shown:
         await response.write(b"".join(line.text for line in shown))

@@ -19,7 +19,6 @@ from lorad.daemon.storage.prune import Doomed, delete, discard_all
 from lorad.records.daemon import Collected, Deleted, KeptVersion
 from lorad.records.requests import CollectRequest
 from lorad.store.aliases import rollbacks
-from lorad.store.rows import RunRow
 
 _TURN = 64  # things found until others have their turn
 
@@ -55,14 +54,11 @@ async def found(ctx: Context, caller: Caller) -> list[Doomed]:
     """List what can be deleted of the caller's runs and bundles; an admin gets all of them, pools, and what
     removed runs left.
     """
-
-    def mine(run: RunRow) -> bool:
-        return owns(ctx, caller, run.owner_uid)
-
     if is_admin(ctx, caller):
         doomed = everything(ctx)
     else:
-        doomed = chain(everything(ctx, of=mine), unused_bundles(ctx, caller.uid))
+        mine = everything(ctx, of=lambda run: owns(ctx, caller, run.owner_uid))
+        doomed = chain(mine, unused_bundles(ctx, caller.uid))
     items = []
     for item in doomed:
         items.append(item)

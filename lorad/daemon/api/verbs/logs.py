@@ -97,29 +97,18 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
             data = file.read(max(0, min(limit, _MOST)))
     except OSError:  # none yet, or something that is no log
         return LogPart("")
-    if start + len(data) < size:
-        data = _whole_characters(data)
-    return LogPart(shown(data.decode(errors="replace")), cut + start + len(data), cut + size)
-
-
-def shown(text: str) -> str:
-    """Cut long lines: a program may print without ever ending its line."""
-    return "\n".join(
-        line
-        if len(line) <= LINE_CHARACTERS
-        else f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
-        for line in text.split("\n")
-    )
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Drop the beginning of a UTF-8 character at the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 != 0x80:
-            needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-back] if needed > back and len(data) > back else data
-    return data
+    if start + len(data) < size:  # without the beginning of a UTF-8 character at the end
+        for back in range(1, min(4, len(data)) + 1):
+            byte = data[-back]
+            if byte & 0xC0 != 0x80:
+                needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+                data = data[:-back] if needed > back and len(data) > back else data
+                break
+    lines = data.decode(errors="replace").split("\n")
+    for place, line in enumerate(lines):  # a program may print without ever ending its line
+        if len(line) > LINE_CHARACTERS:
+            lines[place] = f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
+    return LogPart("\n".join(lines), cut + start + len(data), cut + size)
 
 
 async def read_own_log(ctx: Context, call: Call) -> LogPart:
@@ -127,15 +116,13 @@ async def read_own_log(ctx: Context, call: Call) -> LogPart:
 
     Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
     """
-    path = _own_log_of(ctx, call, call.text("of") or "daemon")
-    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))
-
-
-def _own_log_of(ctx: Context, call: Call, of: str) -> Path:
+    of = call.text("of") or "daemon"
     if of == "daemon":
         must_be_admin(ctx, call.caller)
-        return ctx.home.daemon_log
-    if of != "gateway":
+        path = ctx.home.daemon_log
+    elif of == "gateway":
+        lives = process_of(ctx, GATEWAY, OWN if is_admin(ctx, call.caller) else call.caller.uid).lives
+        path = lives[-1].log if lives else Path(os.devnull)
+    else:
         raise SpecError(f"no log of {of!r} without a run", hint="Choose daemon or gateway, or name a run.")
-    lives = process_of(ctx, GATEWAY, OWN if is_admin(ctx, call.caller) else call.caller.uid).lives
-    return lives[-1].log if lives else Path(os.devnull)
+    return await asyncio.to_thread(read, path, call.number("offset", 0), call.number("limit", _MOST))

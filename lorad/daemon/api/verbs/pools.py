@@ -1,16 +1,15 @@
 """List the pools that are up, stop one, and list the nodes of the cluster."""
 
-from lorad.daemon.access import Reader, find_pool, reader, sees
+from lorad.daemon.access import find_pool, reader, sees
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.pool import devices_on
 from lorad.daemon.pools import life
-from lorad.daemon.queue.tenants import tenants_of
 from lorad.errors import Conflict, NotFound
 from lorad.records.pools import NodeStatus, Pool
 from lorad.store import pools as rows
-from lorad.store.pools import GrantRow, NodeRow
+from lorad.store import runs
 
 
 async def list_pools(ctx: Context, call: Call) -> list[Pool]:
@@ -33,7 +32,7 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
         life.look_at_process(ctx, pool)
     if pool is None or not pool.process.is_up:
         raise NotFound(f"no pool {name} is up", hint="`lorad pools` shows what there is.")
-    if (tenants := tenants_of(ctx, pool)) and not force:
+    if (tenants := runs.active_in(ctx.store, pool.id)) and not force:
         commands = "; ".join(f"lorad pause {run.name}" for run in tenants)
         hint = (
             f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` "
@@ -53,48 +52,41 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
 
 
 async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
-    """List the nodes that config.yaml names, and the nodes that pools had."""
+    """List the nodes that config.yaml names, and the nodes that pools had, without the pools that the caller
+    may not see.
+    """
     nodes = {row.node: row for row in rows.nodes(ctx.store)}
     hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
     grants = sorted(rows.grants(ctx.store), key=lambda grant: grant.since)
-    last = {name: grant for grant in grants for name in grant.nodes}
-    names = sorted({*nodes, *hosts})
+    last_grants = {name: grant for grant in grants for name in grant.nodes}
     who = reader(ctx, call.caller)
-    return [_node_view(ctx, who, name, nodes.get(name), hosts.get(name, 0), last.get(name)) for name in names]
-
-
-def _node_view(
-    ctx: Context, who: Reader, name: str, row: NodeRow | None, count: int, grant: GrantRow | None
-) -> NodeStatus:
-    """Describe a node, without the pools that `who` may not see.
-
-    count: how many devices config.yaml says that it has.
-    grant: the last grant of the node.
-    """
-    taken = set[str]()
-    agents = list[str]()
-    for pool in ctx.pools.values():
-        for node in pool.nodes:
-            if node.node == name:
-                taken |= {*devices_on(node)}
-                agents += [f"{pool.id}@{pool.number}"] if who.sees(pool.setup.owner) else []
-    if row is None:
-        return NodeStatus(name, cluster="static", count=count, free=count)
-    gpus = [device for device in row.devices if not device.endswith("/cpu")]
-    count = max(count, len(gpus))
-    says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
-    last = ctx.pools.get(grant.pool) if grant else None
-    is_shown = who.sees_all if last is None else who.sees(last.setup.owner)
-    return NodeStatus(
-        node=name,
-        cluster=row.cluster,
-        state=row.state,
-        address=row.address,
-        devices=row.devices,
-        count=count,
-        free=0 if row.state == "lost" else max(0, count - len(taken & {*gpus})),
-        agents=agents,
-        bases=row.bases if who.sees_all else [],
-        seen_at=row.seen_at,
-        says=f"{says} ({grant.pool}@{grant.life})" if grant and is_shown else says,
-    )
+    statuses = []
+    for name in sorted({*nodes, *hosts}):
+        row = nodes.get(name)
+        count = hosts.get(name, 0)
+        if row is None:
+            statuses.append(NodeStatus(name, cluster="static", count=count, free=count))
+            continue
+        users = [(pool, node) for pool in ctx.pools.values() for node in pool.nodes if node.node == name]
+        taken = {device for _, node in users for device in devices_on(node)}
+        gpus = [device for device in row.devices if not device.endswith("/cpu")]
+        count = max(count, len(gpus))
+        grant = last_grants.get(name)
+        says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
+        last = ctx.pools.get(grant.pool) if grant else None
+        is_shown = who.sees_all if last is None else who.sees(last.setup.owner)
+        status = NodeStatus(
+            node=name,
+            cluster=row.cluster,
+            state=row.state,
+            address=row.address,
+            devices=row.devices,
+            count=count,
+            free=0 if row.state == "lost" else max(0, count - len(taken & {*gpus})),
+            agents=[f"{pool.id}@{pool.number}" for pool, _ in users if who.sees(pool.setup.owner)],
+            bases=row.bases if who.sees_all else [],
+            seen_at=row.seen_at,
+            says=f"{says} ({grant.pool}@{grant.life})" if grant and is_shown else says,
+        )
+        statuses.append(status)
+    return statuses

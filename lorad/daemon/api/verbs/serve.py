@@ -62,8 +62,17 @@ async def serve(ctx: Context, call: Call) -> ServedModel:
     body = call.json(ServeRequest)
     spec = await in_thread(ctx, call.caller.uid, _base_spec, body, ctx.user(call.caller.uid))
     refuse_priority(ctx, call.caller, spec)
-    if not body.adapters:
-        return await _keep_warm(ctx, call.caller, spec)
+    if not body.adapters:  # the base stays warm for aliases of the caller's runs on it
+        served = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
+        own = [(row, run) for row, run in served if owns(ctx, call.caller, run.owner_uid)]
+        of_base = [(row, run) for row, run in own if spec_of(run).model.path == spec.model.path]
+        if not of_base:
+            hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
+            problem = f"there is nothing to serve on {spec.model.path}: no alias means a version of it"
+            raise SpecError(problem, hint=hint)
+        async with hold_pool(ctx, of_base[0][1]) as pool:
+            set_serving(ctx, [run.name for _, run in of_base], pool)
+        return await _answer(ctx, call.caller, pool, [row for row, _ in of_base])
     names = [adapter.name for adapter in body.adapters]
     async with contextlib.AsyncExitStack() as stack:
         for name in sorted({*names}):
@@ -101,21 +110,6 @@ def _base_spec(body: ServeRequest, user: User | None) -> Spec:
     return anchored(spec, Path(body.cwd), user)
 
 
-async def _keep_warm(ctx: Context, caller: Caller, spec: Spec) -> ServedModel:
-    """Serve the aliases of the caller's runs on this base. Raises SpecError when there are none."""
-    rows = [(row, runs.get(ctx.store, row.run)) for row in aliases.aliases(ctx.store)]
-    own = [(row, run) for row, run in rows if owns(ctx, caller, run.owner_uid)]
-    of_base = [(row, run) for row, run in own if spec_of(run).model.path == spec.model.path]
-    if not of_base:
-        hint = "Add --adapter NAME=DIR, or make an alias with `lorad swap NAME RUN@N` first."
-        raise SpecError(
-            f"there is nothing to serve on {spec.model.path}: no alias means a version of it", hint=hint
-        )
-    async with hold_pool(ctx, of_base[0][1]) as pool:
-        set_serving(ctx, [run.name for _, run in of_base], pool)
-    return await _answer(ctx, caller, pool, [row for row, _ in of_base])
-
-
 def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> None:
     for name, count in Counter(names).items():
         if count > 1:
@@ -145,7 +139,6 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
         data = replace(spec.data, max_prompt_tokens=longest - longest // 4)
         spec = replace(spec, data=data, rollout=replace(spec.rollout, max_new_tokens=longest // 4))
     model = facts.model_path, facts.model_dtype, facts.parameters
-    request = Request(body.cwd, "", body.overrides, *model, facts)
     await refresh(ctx)
     imports: list[Import] = []
     try:
@@ -156,8 +149,10 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
                 adapter_read, own = await on_behalf(
                     ctx, uid, import_adapter.read, source, shape, own, Path(facts.model_path)
                 )
-            own_request = import_adapter.request_for(request, source, adapter_read)
-            imports.append(await import_adapter.stage(ctx, uid, own, own_request, adapter_read))
+            size = sum(tensor.size for tensor in adapter_read.tensors.values())
+            own_facts = replace(facts, modules=[*adapter_read.config.modules], adapter_parameters=size)
+            request = Request(body.cwd, str(source), body.overrides, *model, own_facts)
+            imports.append(await import_adapter.stage(ctx, uid, own, request, adapter_read))
     except BaseException:
         for staged_before in imports:
             discard(staged_before.staged)

@@ -13,8 +13,9 @@ from lorad.daemon.runs.preflight import preflight
 from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.take_in import take_in_or_end
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
-from lorad.daemon.services.door import want_door_of
+from lorad.daemon.services.door import DOOR
 from lorad.daemon.services.gateway import want_gateway_of
+from lorad.daemon.services.service import need
 from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load, staged
 from lorad.daemon.serving.keep_up import end_serving
 from lorad.daemon.storage.prune import prune
@@ -24,7 +25,6 @@ from lorad.records.requests import DoorRequest, ModelRequest, OwnerRequest, RunR
 from lorad.records.versions import DoorOwner, LoadedModel, ServingOwner, StoppedServing
 from lorad.spec.text import load_spec
 from lorad.store import events, runs
-from lorad.store.rows import VersionRow
 
 
 async def bring_up(ctx: Context, call: Call) -> LoadedModel:
@@ -33,7 +33,17 @@ async def bring_up(ctx: Context, call: Call) -> LoadedModel:
     Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
     """
     model = call.json(ModelRequest).model
-    version = _newest(ctx, call.caller, model)
+    try:
+        version = find_version(ctx, call.caller, model)
+    except NotFound:  # one that its driver may have written of since the last look at the journal
+        named = runs.find(ctx.store, model.partition("@")[0])
+        if named is None or not (named.state.is_active and sees(ctx, call.caller, named.owner_uid)):
+            raise
+        with ctx.store.write(durable=False):
+            fresh = take_in_or_end(ctx, named)
+        if any(record.kind == "checkpoint" for record in fresh):
+            prune(ctx, named)
+        version = find_version(ctx, call.caller, model)
     run = runs.get(ctx.store, version.run)
     with in_hand(ctx, version):
         async with hold_pool(ctx, run) as pool:
@@ -49,21 +59,6 @@ async def bring_up(ctx: Context, call: Call) -> LoadedModel:
         model_path=request_of(run).model_path,
         chat_template=await is_chat(ctx, run),
     )
-
-
-def _newest(ctx: Context, caller: Caller, model: str) -> VersionRow:
-    """Find a version, also one that its driver wrote of since the last look at the journal."""
-    try:
-        return find_version(ctx, caller, model)
-    except NotFound:
-        run = runs.find(ctx.store, model.partition("@")[0])
-        if run is None or not (run.state.is_active and sees(ctx, caller, run.owner_uid)):
-            raise
-    with ctx.store.write(durable=False):
-        fresh = take_in_or_end(ctx, run)
-    if any(record.kind == "checkpoint" for record in fresh):
-        prune(ctx, run)
-    return find_version(ctx, caller, model)
 
 
 async def bring_up_base(ctx: Context, call: Call) -> LoadedModel:
@@ -114,7 +109,8 @@ async def find_door(ctx: Context, call: Call) -> DoorOwner:
     uid = uid_named(owner)
     if uid is None:
         raise NotFound(f"the key is {owner}'s, who is no user of this machine")
-    want_door_of(ctx, uid)
+    need(ctx, DOOR, [uid])
+    ctx.loop.poke()
     return DoorOwner(uid)
 
 

@@ -68,8 +68,7 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     """
     body = call.json(SweepRequest)
     user = ctx.user(call.caller.uid)
-    axes, grid = await in_thread(ctx, call.caller.uid, _planned, body)
-    name, points = await in_thread(ctx, call.caller.uid, _named, fresh_name(ctx), user, body, grid)
+    axes, name, points = await in_thread(ctx, call.caller.uid, _planned, fresh_name(ctx), user, body)
     _refuse_names(ctx, name, points)
     refuse_priority(ctx, call.caller, *(point.spec for point in points))
     references: list[Staged | None] = []
@@ -100,31 +99,29 @@ async def sweep(ctx: Context, call: Call) -> StartedSweep:
     return extended(StartedSweep, view, warnings=[*warnings])
 
 
-def _planned(body: SweepRequest) -> tuple[Axes, list[list[str]]]:
-    """Return what each key may be, and the overrides of each point. Raises SpecError."""
-    points_asked = body.points
-    if points_asked.listed:
-        axes, points = given(points_asked.listed)
-        return axes, [[*body.overrides, *point] for point in points]
-    if points_asked.random is not None:
+def _planned(fresh: str, user: User | None, body: SweepRequest) -> tuple[Axes, str, list[_GridPoint]]:
+    """Return what each key may be, and the sweep's name and points: `lr-1`, `lr-2`, …, with leading zeros
+    where there are ten or more. Raises SpecError.
+    """
+    asked = body.points
+    rest = body.overrides
+    if asked.listed:
+        axes, drawn_points = given(asked.listed)
+    elif asked.random is not None:
         distributions, rest = distributions_of(body.overrides)
-        points = drawn(distributions, points_asked.random, points_asked.seed)
-        return {key: [one.text] for key, one in distributions.items()}, [[*rest, *point] for point in points]
-    axes, rest = axes_of(body.overrides)
-    return axes, [[*rest, *point] for point in points_of(axes)]
-
-
-def _named(
-    fresh: str, user: User | None, body: SweepRequest, overrides: list[list[str]]
-) -> tuple[str, list[_GridPoint]]:
-    """Name the sweep and its points: `lr-1`, `lr-2`, …, with leading zeros where there are ten or more."""
+        axes = {key: [distribution.text] for key, distribution in distributions.items()}
+        drawn_points = drawn(distributions, asked.random, asked.seed)
+    else:
+        axes, rest = axes_of(body.overrides)
+        drawn_points = points_of(axes)
+    overrides = [[*rest, *point] for point in drawn_points]
     name = body.name or _loaded(user, body, overrides[0]).name or fresh
     width = len(str(len(overrides)))
     points = []
     for number, point in enumerate(overrides, 1):
         own = msgspec.json.encode(f"{name}-{number:0{width}d}").decode()
         points.append(_GridPoint(_loaded(user, body, [*point, f"name={own}"]), point))
-    return name, points
+    return axes, name, points
 
 
 def _loaded(user: User | None, body: SweepRequest, overrides: list[str]) -> Spec:

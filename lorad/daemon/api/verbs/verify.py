@@ -8,12 +8,12 @@ from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.record.verify import VerifiedRun, check_files, counted
 from lorad.daemon.runs.versions import heard, in_hand
-from lorad.daemon.serving.borrow_pool import call_attest_again
-from lorad.daemon.storage.budget import was_spared
+from lorad.daemon.serving.borrow_pool import attested, load_of
+from lorad.daemon.storage.budget import GONE
 from lorad.errors import LoradError, NotFound
 from lorad.records.daemon import Verification, VerificationCheck
 from lorad.states import RunState
-from lorad.store import runs
+from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow
 from lorad.store.versions import versions
@@ -22,18 +22,12 @@ from lorad.store.versions import versions
 async def verify(ctx: Context, call: Call) -> Verification:
     """Check a run's files and versions. Raises NotFound; what is wrong with the run is part of the answer."""
     run = runs.get(ctx.store, call.run)
-    checks = await on_behalf(ctx, run.owner_uid, check_files, _subject(ctx, run))
-    checks.append(await attest_again(ctx, run))
-    return Verification(call.run, checks, sum(len(check.problems) for check in checks))
-
-
-def _subject(ctx: Context, run: RunRow) -> VerifiedRun:
     rows = versions(ctx.store, run.name)
     kept = checkpoints(ctx.store, run.name)
     works = not RunState(run.state).is_over
-    spared = was_spared(ctx, run.name)
+    spared = events.has_kind(ctx.store, run.name, GONE)  # some of its samples went for the disk budget
     named = {row.version for row in rows if row.pinned or row.aliases}
-    return VerifiedRun(
+    subject = VerifiedRun(
         directory=run.dir,
         model_path=Path(request_of(run).model_path),
         quantize=spec_of(run).model.quantize,
@@ -45,6 +39,9 @@ def _subject(ctx: Context, run: RunRow) -> VerifiedRun:
         works=works,
         spared=spared,
     )
+    checks = await on_behalf(ctx, run.owner_uid, check_files, subject)
+    checks.append(await attest_again(ctx, run))
+    return Verification(call.run, checks, sum(len(check.problems) for check in checks))
 
 
 async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
@@ -58,9 +55,9 @@ async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
             count += 1
             with in_hand(ctx, rows[name]):
                 try:
-                    attestation = await in_thread(
-                        ctx, pool.setup.owner, call_attest_again, ctx, pool, rows[name]
-                    )
+                    load = load_of(rows[name])
+                    owner = pool.setup.owner
+                    attestation = await in_thread(ctx, owner, attested, ctx, pool, "attest_again", load)
                     if attestation.verdict == "failed":
                         problems.append(f"{name} in pool {pool.id}: {attestation.detail}")
                 except NotFound:

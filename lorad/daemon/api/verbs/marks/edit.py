@@ -19,7 +19,6 @@ from lorad.spec.model import to_json
 from lorad.spec.text import merged, overridden, override
 from lorad.states import RunState
 from lorad.store import events, runs
-from lorad.store.rows import RunRow
 
 
 async def edit(ctx: Context, call: Call) -> Run:
@@ -37,7 +36,18 @@ async def edit(ctx: Context, call: Call) -> Run:
             else f"`lorad pause {run.name}`, and then `lorad resume {run.name} key=value`."
         )
         raise Conflict(f"run {run.name} is {run.state}, and only a queued run can be edited", hint=hint)
-    _refuse_other_keys(run, overrides)
+    if not overrides:
+        raise SpecError("no key is given", hint=f"For example `lorad edit {run.name} resources.priority=2`.")
+    for text in overrides:
+        key = overridden(text)
+        is_early = key == "trainer.steps" and run.attempt == 0
+        if not key.startswith("resources.") and not is_early:
+            why = "it has begun already" if key == "trainer.steps" else "it says what the run trains or where"
+            hint = (
+                "resources.* can be, and trainer.steps before the first attempt. For anything else: "
+                f"`lorad kill {run.name}`, and `lorad run … --replace`."
+            )
+            raise SpecError(f"override {text}: {key} cannot be edited: {why}", hint=hint)
     before = spec_of(run)
     spec = await in_thread(ctx, call.caller.uid, override, before, overrides)
     refuse_contradictions(spec)
@@ -58,21 +68,3 @@ async def edit(ctx: Context, call: Call) -> Run:
         write_json(run.dir.root / "request.json", msgspec.to_builtins(request))
     ctx.loop.poke()
     return run_view(ctx, runs.get(ctx.store, call.run))
-
-
-def _refuse_other_keys(run: RunRow, overrides: list[str]) -> None:
-    """Raises SpecError for keys that make another run of it."""
-    if not overrides:
-        raise SpecError("no key is given", hint=f"For example `lorad edit {run.name} resources.priority=2`.")
-    for text in overrides:
-        key = overridden(text)
-        if key.startswith("resources."):
-            continue
-        if key == "trainer.steps" and run.attempt == 0:
-            continue
-        why = "it has begun already" if key == "trainer.steps" else "it says what the run trains or where"
-        raise SpecError(
-            f"override {text}: {key} cannot be edited: {why}",
-            hint="resources.* can be, and trainer.steps before the first attempt. For anything else: "
-            f"`lorad kill {run.name}`, and `lorad run … --replace`.",
-        )
