@@ -41,7 +41,7 @@
 #:
 #: A GPU, and real models
 #: make gpu-day           ten minutes on one GPU: parity, a run that is killed, speeds, memory; offline .ci/gpu-day
-#: make test-gpu-day      the same at its smallest size on this CPU, in the environment that it had on a GPU (installs 5 GB)
+#: make test-gpu-day      the same at its smallest size on this CPU, in the environment that it had on a GPU (installs 1.6 GB)
 #: make prove-llm         every trainer, engine and kind of algorithm on a chat model, by transformers and PEFT (two hours)
 #: make bases             which path trains which family: runs that equal transformers with PEFT, or refusals
 #:

@@ -151,18 +151,20 @@ class FrozenLora:
         self.number = next(_numbers)
         self.pairs: dict[_Place, _Pair] = {}
         self.gains: dict[_Place, _Gain] = {}
-        for place in fused_groups(base):
-            its = inner if place[1].startswith(_EXPERTS) else scale
-            pair = _fuse(members(base, *place), tensors, shapes, its)
-            if pair is None:
-                continue
-            a, b = (half.to(base.device) for half in pair)
-            c = _magnified(base, place, tensors, a, b)
-            if c is not None:
-                b = c[:, None] * b
-                bias = weight_at(base, *place)[1]
-                self.gains[place] = c, torch.zeros_like(c) if bias is None else (1 - c) * bias.float()
-            self.pairs[place] = a.to(base.dtype), b.to(base.dtype)
+        for _, of_layer in itertools.groupby(fused_groups(base), lambda place: place[0]):
+            halves: dict[_Place, tuple[_Array, _Array]] = {}  # of a layer: they are moved at once
+            for place in of_layer:
+                its = inner if place[1].startswith(_EXPERTS) else scale
+                if (fused := _fuse(members(base, *place), tensors, shapes, its)) is not None:
+                    halves[place] = fused
+            moved = iter(upload([half for both in halves.values() for half in both], base.device))
+            for place, a, b in zip(halves, moved, moved, strict=False):
+                c = _magnified(base, place, tensors, a, b)
+                if c is not None:
+                    b = c[:, None] * b
+                    bias = weight_at(base, *place)[1]
+                    self.gains[place] = c, torch.zeros_like(c) if bias is None else (1 - c) * bias.float()
+                self.pairs[place] = a.to(base.dtype), b.to(base.dtype)
         self._with_experts = layers_with_experts(self.pairs)
         # by layer and linear, [experts, …], 0 where an expert has nothing: what `pairs` has are views
         self.of_experts: dict[_Place, _Pair] = {}
@@ -260,6 +262,8 @@ class MixedLora:
             a, b = self.of_experts[layer, linear]
             self.stacks[layer, group] = a[:, int(kind)], b[:, int(kind)]
         self._with_experts = layers_with_experts(self.stacks)
+        alone = {place: pair for place, pair in self.stacks.items() if not place[1].startswith(_EXPERTS)}
+        self._written = alone | self.of_experts  # all there is, each once
         self.numbers = [0] * self.count
         self.fill(loras)
         self.gather: torch.Tensor | None = None
@@ -272,8 +276,9 @@ class MixedLora:
         """Serve these instead, adapter by adapter; they must have the signature of the first ones."""
         for index, lora in enumerate(loras):
             if self.numbers[index] != number_of(lora):
-                for place, (a, b) in self.stacks.items():
-                    _put(a[index], b[index], None if lora is None else lora.pairs.get(place))
+                pairs = {} if lora is None else lora.pairs | lora.of_experts
+                for place, (a, b) in self._written.items():
+                    _put(a[index], b[index], pairs.get(place))
                 for place, gain in self.gains.items():
                     its = None if lora is None else lora.gains.get(place)
                     for stack, plain, part in zip(gain, (1, 0), its or (None, None), strict=True):
@@ -409,12 +414,14 @@ def moves(owner: _Array, count: int, per: int = 0) -> tuple[_Array, _Array]:
 
 
 def _put(a: torch.Tensor, b: torch.Tensor, pair: _Pair | None) -> None:
-    """Write a pair of at most this rank into A and B, and zeros where it has nothing."""
+    """Write a pair of at most this rank, or one for each expert, into A and B, and zeros where it has
+    nothing.
+    """
     a.zero_()
     b.zero_()
     if pair is not None:
-        a[: pair[0].shape[0]] = pair[0]
-        b[:, : pair[1].shape[1]] = pair[1]
+        a[..., : pair[0].shape[-2], :] = pair[0]
+        b[..., : pair[1].shape[-1]] = pair[1]
 
 
 def _magnified(
@@ -437,7 +444,8 @@ def _magnified(
 
 def _fuse(
     modules: Sequence[str], tensors: Mapping[str, _Array], shapes: Mapping[str, tuple[int, int]], scale: float
-) -> _Pair | None:
+) -> tuple[_Array, _Array] | None:
+    """Return A and B of a fused linear, fp32 on the host; None where the adapter has nothing there."""
     present = [module for module in modules if f"{module}.lora_A.weight" in tensors]
     if not present:
         return None
@@ -452,5 +460,4 @@ def _fuse(
             b[row : row + out, column : column + half.shape[1]] = half * np.float32(scale)
             column += half.shape[1]
         row += out
-    a = np.concatenate([a for a, _ in halves.values()])
-    return torch.from_numpy(a), torch.from_numpy(b)
+    return np.concatenate([a for a, _ in halves.values()]), b

@@ -35,7 +35,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     host does not wait; there they are parts of one tensor.
     """
     flat = [np.ascontiguousarray(array) for array in arrays]
-    if device.type != "cuda":
+    if device.type != "cuda" or not flat:
         return [torch.from_numpy(array).to(device) for array in flat]
     ends = np.cumsum([-(-array.nbytes // _ALIGNED) * _ALIGNED for array in flat]).tolist()
     pinned = torch.empty(ends[-1], dtype=torch.uint8).pin_memory()

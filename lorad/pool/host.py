@@ -37,7 +37,7 @@ from lorad.pool.capacity import dtype_of, engine_cache, memory_for_adapters, ser
 from lorad.pool.config import log_directory
 from lorad.pool.ledger import Ledger
 from lorad.pool.lodging import within_what_is_free
-from lorad.pool.microbatches import room_for
+from lorad.pool.microbatches import lend_cache, room_for
 from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
 from lorad.pool.usage_file import kept, usage_file_of
@@ -426,6 +426,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                 HEART.tell("")
                 pool.memory = memory_for_adapters(config)
                 pool.room = room_for(config, facts)
+                lend_cache(training.trainer, engine, pool.room)
                 pool.attester.placeholders = facts.placeholders
                 pool.uses = usage_file_of(config, root, pool.ledger, pool.machine)
                 async with kept(pool.uses):

@@ -4,6 +4,8 @@ Equal machines choose equally, whatever else is in their memory at the moment, s
 same bits.
 """
 
+from typing import Any
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -14,6 +16,11 @@ from lorad.models.facts import ModelFacts
 from lorad.pool.capacity import dtype_of, memory_left, trainer_bytes
 from lorad.protocol.calls import Open
 from lorad.protocol.pool_setup import PoolSetup
+from lorad.trainers.builtin.lent import CacheLender
+
+_LENT = 0.66
+"""How much of an engine's cache can be lent: beginnings of prompts, copies of adapters and prompts that rows
+share, an eighth each, stay where they are."""
 
 
 class Room(Struct, frozen=True):
@@ -29,6 +36,7 @@ class Room(Struct, frozen=True):
             ranks would have to agree on it.
         plenty: The tokens of a micro-batch that keep the device busy. Where fewer fit, larger ones that
             recompute activations are quicker.
+        lent: The bytes for activations beside these while the engine needs no keys and values.
     """
 
     bytes: int = 0
@@ -38,6 +46,7 @@ class Room(Struct, frozen=True):
     most: int = MOST
     is_mixed: bool = False
     plenty: int = 0
+    lent: int = 0
 
 
 def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
@@ -49,7 +58,11 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     is_plain = config.device == "cpu" or dtype_of(config, facts) == "float32"
     most = MOST_SQUARED if config.trainer == "megatron" and is_plain else MOST
     plenty = 0 if config.device == "cpu" else PLENTY
-    return Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None, plenty)
+    room = Room(_bytes(config, facts), each.token, each.dropout, each.recomputed, most, ranks is None, plenty)
+    is_builtin = ranks is None and not (config.trainer_class or config.engine_class)
+    if config.device == "cpu" or config.mode != "fused" or config.deterministic or not is_builtin:
+        return room
+    return replace(room, lent=int(_LENT * max(0, memory_left(config, facts)) / 2))
 
 
 def chosen(args: Open, room: Room) -> Open:
@@ -67,18 +80,33 @@ def chosen(args: Open, room: Room) -> Open:
     least = max(args.longest, args.tokens_per_microbatch or LEAST)
     checkpointing = args.activation_checkpointing
     kept = 0
+    lent = 0
     is_idle = checkpointing is None and not args.tokens_per_microbatch and fits < room.plenty
     if checkpointing is None:
         checkpointing = fits < least or is_idle
         kept = fits if checkpointing and room.is_mixed and fits >= LEAST else 0
     if checkpointing and (is_idle or not kept):
         fits = room.bytes // max(1, room.recomputed)
+        lent = (kept + room.lent // token) // LEAST * LEAST
     # by powers of two on a CPU, which is as quick with small ones
     whole = fits // LEAST * LEAST if room.plenty else 1 << max(0, fits.bit_length() - 1)
     tokens = args.tokens_per_microbatch or max(LEAST, min(room.most, whole))
+    is_worth_it = room.lent and is_idle and max(room.plenty, least) <= lent < tokens
     return replace(
-        args, tokens_per_microbatch=tokens, activation_checkpointing=checkpointing, kept_tokens=kept
+        args,
+        tokens_per_microbatch=tokens,
+        activation_checkpointing=checkpointing,
+        kept_tokens=kept,
+        lent_tokens=lent if is_worth_it else 0,
     )
+
+
+def lend_cache(trainer: Any, engine: Any, room: Room) -> None:
+    """Let the builtin trainer have the memory of the builtin engine on its base, for micro-batches that are
+    computed while the engine needs no keys and values; where that is anything.
+    """
+    if room.lent:
+        trainer.lender = CacheLender(engine.lend, room.lent, room.token, room.dropout)
 
 
 def _bytes(config: PoolSetup, facts: ModelFacts) -> int:

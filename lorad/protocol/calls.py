@@ -78,7 +78,7 @@ class Open(Struct, frozen=True):
     amplified_every: publishes between two amplified attestations, 0 for none but the first.
 
     tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
-    tokens. kept_tokens: what the pool chose; see `SlotSpec`.
+    tokens. kept_tokens, lent_tokens: what the pool chose; see `SlotSpec`.
 
     expert_rank: the rank on linears of experts; None where it is `rank`.
     """
@@ -95,6 +95,7 @@ class Open(Struct, frozen=True):
     tokens_per_microbatch: int = 0
     activation_checkpointing: bool | None = None
     kept_tokens: int = 0
+    lent_tokens: int = 0
     longest: int = 0
     source: str | None = None
     resume_from: str | None = None

@@ -75,6 +75,8 @@ class SlotSpec(Struct, frozen=True):
         source: A PEFT directory whose tensors replace the init.
         kept_tokens: Micro-batches of at most so many tokens keep their activations also with
             `activation_checkpointing`; a trainer of several ranks recomputes in all of them.
+        lent_tokens: Micro-batches have at most so many tokens, and recompute nothing, while the engine lends
+            its memory; 0 where they are the same then.
         frozen: Whether it holds weights alone, a quarter of the memory. It then gives log-probabilities and
             can be exported; training, saving or loading it raises Conflict.
         critic: Whether it has a value head beside the adapter, fp32 and zero at the start, which is stepped,
@@ -90,6 +92,7 @@ class SlotSpec(Struct, frozen=True):
     tokens_per_microbatch: int = 16384
     activation_checkpointing: bool = False
     kept_tokens: int = 0
+    lent_tokens: int = 0
     frozen: bool = False
     critic: bool = False
 

@@ -139,6 +139,26 @@ async def test_a_caller_that_walks_away_holds_nothing(engine: BuiltinEngine, bas
     assert (await engine.health()).running == 0
 
 
+async def test_a_version_is_made_while_others_compute(
+    engine: BuiltinEngine, base: Base, compute: Compute
+) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        reached.set()
+        go.wait(60)
+
+    task = asyncio.create_task(compute.run(busy))
+    try:
+        await asyncio.to_thread(reached.wait, 30)
+        async with asyncio.timeout(30):
+            await load(engine, base, "run@1")
+        assert "run@1" in engine._versions.table and not task.done()
+    finally:
+        go.set()
+        await task
+
+
 async def test_an_unloaded_version_is_freed_at_once(
     engine: BuiltinEngine, base: Base, compute: Compute
 ) -> None:

@@ -106,6 +106,22 @@ def test_moved_cache_is_captured_again(models: Merger) -> None:
     assert captured[0] < captured[-1]
 
 
+def test_lent_cache_comes_back_where_it_was(models: Merger) -> None:
+    captured: list[int] = []
+    batch = graphed(models, captured)
+    held = version(models.base, 1)
+    first = finish(batch, call(held, [3], new=6))
+    seen = len(captured)
+    parts = batch.lend()
+    assert parts and sum(part.numel() for part in parts) == sum(layer.nbytes for layer in batch.cache.layers)
+    for part in parts:
+        part.fill_(255)  # NaN
+    assert same(finish(batch, call(held, [3], new=6)), first)
+    assert len(captured) == seen
+    batch.join(call(held))
+    assert batch.lend() is None
+
+
 @pytest.mark.system
 def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     most = models.base.config.max_position_embeddings

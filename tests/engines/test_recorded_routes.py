@@ -10,8 +10,8 @@ from torch import Tensor
 from lorad.engines.builtin.calls import Call, HeldLora
 from lorad.engines.builtin.decode import DecodeBatch
 from lorad.engines.builtin.prefix import BLOCK, PrefixCache
-from lorad.engines.builtin.steps import GraphedSteps
-from lorad.models import experts
+from lorad.engines.builtin.steps import GraphedSteps, StepShape
+from lorad.models import experts, lora
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
@@ -127,9 +127,9 @@ def attending(base: Base) -> HeldLora:
     return HeldLora("run@3", adapter.digest(), FrozenLora(base, adapter.tensors, adapter.config.scale))
 
 
-@pytest.mark.system
-def test_captured_steps_note_experts_of_each_token(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a product of experts that asks no device for sizes, as a GPU has."""
+@pytest.fixture
+def graphed(models: Merger, monkeypatch: pytest.MonkeyPatch) -> DecodeBatch:
+    """A batch with captured steps, and a product of experts that asks no device for sizes, as a GPU has."""
 
     def product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         rows = torch.arange(len(x))
@@ -138,19 +138,47 @@ def test_captured_steps_note_experts_of_each_token(models: Merger, monkeypatch: 
         return torch.einsum("er,eoi,ri->ro", mine.to(x.dtype), weights, x)
 
     monkeypatch.setattr(experts, "grouped", product)
+    monkeypatch.setattr(lora, "grouped", product)
     batch = DecodeBatch(models, 64, ENOUGH)
     batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
-    held = attending(models.base)
-    assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7]) for each in (held, NEVER))))
-    assert {shape.routed for shape, _ in batch.stepper.graphs} == {True}
-    captured = len(batch.stepper.graphs)
-    assert same(*(finish(each, unrouted(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
-    assert len(batch.stepper.graphs) > captured  # steps that note nothing are others
+    return batch
+
+
+def graphs_of(batch: DecodeBatch) -> list[tuple[StepShape, object]]:
+    assert isinstance(batch.stepper, GraphedSteps)
+    return [*batch.stepper.graphs]
 
 
 @pytest.mark.system
-def test_steps_with_adapted_experts_are_not_captured(models: Merger) -> None:
-    batch = DecodeBatch(models, 64, ENOUGH)
-    batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
-    assert_whole(models, chunks_of(batch, asked(version(models.base, 1), [3, 2], [5, 9, 7])))
-    assert not batch.stepper.graphs and not batch.stepper.banks
+def test_captured_steps_note_experts_of_each_token(models: Merger, graphed: DecodeBatch) -> None:
+    batch = graphed
+    held = attending(models.base)
+    assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7]) for each in (held, NEVER))))
+    assert {shape.routed for shape, _ in graphs_of(batch)} == {True}
+    captured = len(graphs_of(batch))
+    assert same(*(finish(each, unrouted(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
+    assert len(graphs_of(batch)) > captured  # steps that note nothing are others
+
+
+@pytest.mark.system
+def test_captured_steps_read_adapters_on_experts(models: Merger, graphed: DecodeBatch) -> None:
+    """One that is alone is read itself; of several there are copies."""
+    helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6)]
+    for mine in ([NEVER, *helds], helds, [helds[0]], [helds[1]], [helds[0]]):
+        work = [[unrouted(held, [3, 2], new=12) for held in mine] for _ in range(2)]
+        assert same(finish(graphed, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
+    alone = [held.lora.number for held in helds if held.lora is not None]
+    reads = [reads for _, reads in graphs_of(graphed)]
+    assert {*alone} < {*reads} and reads.count(alone[0]) < len(reads) // 2
+    graphed.stepper.forget(helds[0].lora)
+    assert {reads for _, reads in graphs_of(graphed)} == {*reads} - {alone[0]}
+
+
+def test_copies_of_adapted_experts_go_with_their_rows(models: Merger) -> None:
+    helds = [version(models.base, seed).lora for seed in (1, 2)]
+    for most, kept in ((ENOUGH, 1), (0, 0)):
+        stepper = GraphedSteps(models, lambda: capture, most)
+        stepper.bind(helds)
+        assert len(stepper.banks) == 1
+        stepper.bind([])
+        assert len(stepper.banks) == kept

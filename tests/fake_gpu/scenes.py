@@ -25,8 +25,9 @@ from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets, Prompt, Sampl
 from lorad.protocol.calls import ForwardBackward
 from lorad.trainers.base import SlotSpec
 from lorad.trainers.builtin import passes
+from lorad.trainers.builtin.ahead import LayoutsAhead
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import Microbatch, mixed, pack, plan
+from lorad.trainers.builtin.microbatch import Microbatch, mixed, plan
 from lorad.trainers.builtin.slot import Slot, new_slot
 from tests.fake_gpu.device import CUDA, FakeGpu
 
@@ -194,13 +195,14 @@ def gradients(
     batch, targets = work
     gradient = ForwardBackward(batch, targets, loss or PolicyLoss(), float(batch.completions.size), "s")
     pieces = [plan(batch, slot.tokens_per_microbatch, share=True)]
-    packed = []
-    for joined in mixed(pieces, slot.tokens_per_microbatch):
-        rows = pack(base, list(joined.values()))
+
+    def quantum(ahead: LayoutsAhead) -> Microbatch:
+        _, rows = ahead.take()
         lora = SlotLora([slot], rows.rows, train=True)
-        passes.forward_backward(base, rows, lora, [gradient], recompute)
-        packed.append(rows)
-    return packed
+        passes.forward_backward(base, rows, lora, [gradient], recompute, ahead.lay)
+        return rows
+
+    return [each() for each in LayoutsAhead(base, mixed(pieces, slot.tokens_per_microbatch)).each(quantum)]
 
 
 def _targets(base: Base, head: bool = False) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from lorad.engines.builtin.prefix import PrefixCache
 from lorad.engines.builtin.sampler import CANDIDATES
+from lorad.engines.builtin.steps import GraphedSteps
 from lorad.trainers.builtin import routes
 from tests.fake_gpu.cuda import fake_gpu
 from tests.fake_gpu.device import FakeGpu
@@ -60,7 +61,7 @@ def test_a_step_is_captured_and_read_once(prompt: int, adapters: int) -> None:
 @pytest.mark.system(but="experts-90")
 @pytest.mark.parametrize(("adapted", "capability"), [("", 90), ("attention", 90), ("experts", 90), ("", 89)])
 def test_a_step_of_a_mixture_is_fused(adapted: str, capability: int) -> None:
-    """And captured, where torch's grouped product needs no sizes on the host, and no expert is adapted."""
+    """And captured, where torch's grouped product needs no sizes on the host."""
     with fake_gpu(capability=capability) as gpu:
         base = base_of(mixture())
         gpu.fill = even_experts(gpu)
@@ -69,7 +70,28 @@ def test_a_step_of_a_mixture_is_fused(adapted: str, capability: int) -> None:
         finish(batch_of(base), [call(held, [4, 4], 100, STEPS)])
         assert_fused(gpu)
         replays = sum(graph.replays for graph in gpu.graphs)
-        assert replays >= STEPS - 1 if adapted != "experts" and capability == 90 else not replays
+        assert replays >= STEPS - 1 if capability == 90 else not replays
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("adapters", [1, 2])
+def test_steps_read_adapters_on_experts(adapters: int) -> None:
+    """Captured, and read once; what a version that has gone was read by goes with it."""
+    with fake_gpu() as gpu:
+        base = base_of(mixture())
+        gpu.fill = even_experts(gpu)
+        batch = batch_of(base)
+        helds = [version(base, name) for name in "ab"[:adapters]]
+        gpu.forget()
+        finish(batch, [call(held, [4, 4], 100, STEPS) for held in helds])
+        replays = sum(graph.replays for graph in gpu.graphs)
+        assert replays >= STEPS - 1
+        assert len(gpu.reads) <= replays + adapters, Counter(read.place for read in gpu.reads)
+        assert isinstance(batch.stepper, GraphedSteps) and batch.stepper.graphs
+        assert len(batch.stepper.banks) == adapters - 1  # one alone is not copied
+        for held in helds:
+            batch.stepper.forget(held.lora)
+        assert len(batch.stepper.graphs) == 0 or adapters == 2
 
 
 @pytest.mark.system

@@ -16,6 +16,7 @@ from tests.fake_gpu.test_training import LOSSES
 from tests.fake_gpu.test_training import test_a_pass_keeps_what_is_foreseen as memory_of_a_pass
 from tests.fake_gpu.test_training import test_a_pass_reads_once_a_micro_batch as training_pass
 from tests.fake_gpu.test_training import test_lengths_that_differ_need_no_plans as plans_of_passes
+from tests.fake_gpu.test_training import test_next_layout_is_made_while_the_gpu_works as layouts_of_passes
 from tests.fake_gpu.test_training import (
     test_steps_snapshots_and_checkpoints_mix_no_devices as steps_of_training,
 )
@@ -54,6 +55,11 @@ def _step(folder: Path) -> None:
 
 def _plans(folder: Path) -> None:
     plans_of_passes()
+
+
+def _layouts(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        layouts_of_passes(6, patch)
 
 
 _TWO_DEVICES = "two devices"
@@ -123,11 +129,18 @@ _MISTAKES = {
         "can't convert cuda",
     ),
     "a layout of blocks stays on the host": _Mistake(
-        "lorad.trainers.builtin.blocks:Layout.__init__",
-        "upload([*whole, *arrays.values()], base.device)",
-        "[torch.from_numpy(array) for array in [*whole, *arrays.values()]]",
+        "lorad.trainers.builtin.blocks:Layout.move",
+        "upload([*self._whole, *self._written.values()], self._base.device)",
+        "[torch.from_numpy(array) for array in [*self._whole, *self._written.values()]]",
         _train,
         _TWO_DEVICES,
+    ),
+    "a layout is made when a pass has been read": _Mistake(
+        "lorad.trainers.builtin.passes:forward_backward",
+        "    meanwhile()\n",
+        "",
+        _layouts,
+        "(1, True) != (0, True)",
     ),
     "the norm of activations keeps them in float64": _Mistake(
         "lorad.models.ops:_RmsNorm.forward",

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,14 +12,19 @@ import pytest
 import torch
 
 from lorad.backends.activations import kept
+from lorad.models.base import Base
 from lorad.models.facts import read_facts
 from lorad.protocol.batch import PolicyLoss, ValueLoss, ValueTargets
-from lorad.protocol.calls import ValueBackward
+from lorad.protocol.calls import ForwardBackward, ValueBackward
 from lorad.spec.algorithm import Preference, PreferenceLoss
-from lorad.trainers.builtin import critic, passes
-from lorad.trainers.builtin.microbatch import pack, plan
+from lorad.trainers.builtin import ahead, critic, passes
+from lorad.trainers.builtin.ahead import LayoutsAhead
+from lorad.trainers.builtin.lent import Arena
+from lorad.trainers.builtin.lora import SlotLora
+from lorad.trainers.builtin.microbatch import BatchPiece, Laid, lay, pack, plan
 from lorad.trainers.builtin.slot import load_slot, save_slot
 from tests.fake_gpu.cuda import fake_gpu
+from tests.fake_gpu.device import CUDA
 from tests.fake_gpu.scenes import (
     Rounding,
     base_of,
@@ -58,6 +65,8 @@ LOSSES = {
 READS = {"geometric": 2, "sequence": 2, "returns": 2}  # of a micro-batch; the others have one
 WRITES = {"geometric": 3, "sequence": 3, "returns": 2}  # copies for which the host waits, likewise
 OF_PREFERENCES = 3  # of either
+LENT = 0.5  # of the most bytes of a pass of four layers
+PASS = 200  # kernels of a pass of two layers at least
 SENT = 2  # copies out of pinned memory: of the tokens, and of how they lie
 ADAPTERS: dict[str, dict[str, Any]] = {
     "dropout": {"adapter": {"dropout": 0.1}},
@@ -85,6 +94,30 @@ def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
         assert len(gpu.writes) <= len(pieces) * most, Counter(c.place for c in gpu.writes)
         assert len(gpu.sent) <= len(pieces) * SENT
         assert_fused(gpu)
+
+
+@pytest.mark.system(but="1")
+@pytest.mark.parametrize("groups", [1, 6])
+def test_next_layout_is_made_while_the_gpu_works(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, bool]] = []
+    with fake_gpu(grad=True) as gpu:
+        base = base_of(config())
+        slot = slot_of(base, tokens=512)
+        work = work_of(base, groups, 70, 60, per=4, ragged=30)
+        gpu.forget()
+        before = Counter[str]()
+
+        def laid(base_: Base, pieces: Sequence[BatchPiece]) -> Laid:
+            nonlocal before
+            made.append((len(gpu.reads), gpu.kernels.total() > before.total() + PASS))
+            before = gpu.kernels.copy()
+            return lay(base_, pieces)
+
+        monkeypatch.setattr(ahead, "lay", laid)
+        pieces = gradients(base, slot, work)
+        # the first one is for nobody; then the pass before has been launched, and not been waited for
+        assert made == [(0, False), *((number, True) for number in range(len(pieces) - 1))]
+        assert len(pieces) > 2 or groups == 1
 
 
 @pytest.mark.system
@@ -134,9 +167,11 @@ def test_a_critic_learns_values() -> None:
         slot = slot_of(base, tokens=2048, critic=True)
         zeros = np.zeros(batch.completions.size, np.float32)
         work = ValueBackward(batch, ValueTargets(zeros, zeros), ValueLoss(), float(batch.completions.size))
-        for piece in plan(batch, 2048, share=True):
-            critic.values(base, slot, piece)
-            critic.backward(base, slot, piece, work)
+        for quantum in (partial(critic.values, base, slot), partial(critic.backward, base, slot, work)):
+            for each in LayoutsAhead(base, ({0: piece} for piece in plan(batch, 2048, share=True))).each(
+                quantum
+            ):
+                each()
         assert slot.optim_step(1e-5, 1.0)[1]
 
 
@@ -166,6 +201,29 @@ def test_a_pass_keeps_what_is_foreseen(tmp_path: Path) -> None:
         assert gpu.peak - before <= foreseen * tokens
         del pieces
         assert gpu.bytes <= before + (64 << 20)
+
+
+@pytest.mark.system
+def test_activations_lie_in_lent_memory() -> None:
+    peaks = []
+    for lent in (0, 1 << 30):
+        with fake_gpu(grad=True) as gpu:
+            base = base_of(wide())
+            slot = slot_of(base, rank=32)
+            batch, targets = work_of(base, 1, 120, 250)
+            work = ForwardBackward(batch, targets, PolicyLoss(), float(batch.completions.size), "s")
+            parts = [torch.empty(1 << 26, dtype=torch.uint8, device=CUDA) for _ in range(lent >> 26)]
+            (piece,) = plan(batch, 16384, share=True)
+            rows = pack(base, [piece])
+            arena = Arena(parts, [slot.weights, *(weight for _, weight in base.weights())])
+            gpu.forget()
+            before = gpu.bytes
+            passes.forward_backward(
+                base, rows, SlotLora([slot], rows.rows, train=True), [work], False, arena=arena
+            )
+            peaks.append(gpu.peak - before)
+    assert arena.used > LENT * peaks[0]
+    assert peaks[1] < (1 - LENT) * peaks[0]
 
 
 @pytest.mark.system

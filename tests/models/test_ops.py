@@ -116,7 +116,7 @@ def test_packed_attention_is_that_of_each_sequence_alone(
     bases: dict[torch.dtype, Base], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, long: int
 ) -> None:
     monkeypatch.setattr(blocks, "LONG", long)
-    attention = PackedAttention(Layout(bases[dtype], 30, RUNS))
+    attention = PackedAttention(Layout(bases[dtype], 30, RUNS).move())
     assert {block.fused for block in attention.layout.blocks} == {256: {False}, 8: {False, True}, 0: {True}}[
         long
     ]

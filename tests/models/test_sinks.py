@@ -63,7 +63,7 @@ def test_packed_attention_is_that_of_autograd(
 ) -> None:
     monkeypatch.setattr(blocks, "LONG", long)
     base = replace(models.base, dtype=dtype, config=replace(models.base.config, windows=(window, 0)))
-    attention, beside = PackedAttention(Layout(base, 30, RUNS)), Beside(SINKS.to(dtype), window)
+    attention, beside = PackedAttention(Layout(base, 30, RUNS).move()), Beside(SINKS.to(dtype), window)
     inputs = randn(1, 30, 4, 16), randn(1, 30, 2, 16, seed=1), randn(1, 30, 2, 16, seed=2)
     ours = partial(attention, 0, beside=beside)
     assert_backward(ours, partial(plain, window=window), dtype, *inputs)

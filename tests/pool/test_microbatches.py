@@ -97,6 +97,24 @@ def test_8b_on_h100_trains_many_tokens_at_once(model: Path, monkeypatch: pytest.
     assert (more.tokens_per_microbatch, more.activation_checkpointing) == (7168, False)
 
 
+def test_idle_cache_makes_room_for_activations(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
+    config = config_of(model, model_path=str(model), device="cuda:0", deterministic=False)
+    assert 20 * GIB < room(config).lent < 26 * GIB
+    others: list[dict[str, Any]] = [{"deterministic": True}, {"device": "cpu"}, {"mode": "resident"}]
+    for other in [*others, {"engine_class": "m:E"}]:
+        assert not room(with_(config, **other)).lent
+    of_8b = Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096, lent=17 * GIB)
+    found = chosen(OPEN, of_8b)
+    assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, True)
+    assert (found.kept_tokens, found.lent_tokens) == (1827, 4096)
+    few: list[dict[str, Any]] = [{"lent": 10 * GIB}, {"is_mixed": False}]  # too little, and ranks
+    for less in few:
+        assert not chosen(OPEN, with_(of_8b, **less)).lent_tokens
+    for asked in ({"longest": 6000}, {"tokens_per_microbatch": 16384}):
+        assert not chosen(with_(OPEN, **asked), of_8b).lent_tokens
+
+
 def test_little_memory_still_makes_micro_batches() -> None:
     found = chosen(OPEN, with_(ROOM, bytes=1))
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)

@@ -183,8 +183,7 @@ def test_long_sequences_never_pad_short_ones() -> None:
 
 def test_fused_prompts_have_no_mask(base: Base) -> None:
     lengths = np.array([LONG + 1, 5])
-    prompts, samples = Layout(
-        base, LONG + 6, Sequences(np.array([0, LONG + 1]), lengths, np.array([-1, 0]))
-    ).blocks
+    runs = Sequences(np.array([0, LONG + 1]), lengths, np.array([-1, 0]))
+    prompts, samples = Layout(base, LONG + 6, runs).move().blocks
     assert prompts.fused and prompts.bias is None
     assert samples.fused and samples.bias is not None and samples.bias.shape == (1, 1, 5, LONG + 6)

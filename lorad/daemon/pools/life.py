@@ -95,7 +95,7 @@ def _correct_socket(ctx: Context, pool: Pool) -> None:
 
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     """Find the pool with this key: a warm one, else its directory from earlier, else a new one."""
-    for pool in ctx.pools.values():
+    for pool in sorted(ctx.pools.values(), key=lambda pool: not pool.process.is_up):
         if pool.setup.key == setup.key and (pool.process.is_up or not _unusable(ctx, pool)):
             return pool
     base = base_name(setup.model)

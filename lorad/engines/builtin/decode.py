@@ -134,6 +134,7 @@ class DecodeBatch:
         self.seen: deque[int] = deque(maxlen=SEEN) if seen is None else seen
         self.admitted = self.preempted = 0
         self.failed = False
+        self.is_lent = False  # whether others have written into the cache
 
     @property
     def cache(self) -> KVCache:
@@ -152,10 +153,23 @@ class DecodeBatch:
             self.pending.add(call)
         return not self.failed
 
+    def lend(self) -> list[torch.Tensor] | None:
+        """Return the memory of the cache, flat and uint8, which is its borrower's until the next quantum;
+        None while calls need it. Captured steps outlive that, as nothing moves.
+        """
+        if self.calls:
+            return None
+        self.is_lent = True
+        return [layer.view(-1).view(torch.uint8) for layer in self.cache.layers if layer.numel()]
+
     @torch.no_grad()
     def run(self, seconds: float) -> list[Report]:
         """Work for about so long (one step at least)."""
         deadline = time.monotonic() + seconds
+        if self.is_lent:  # masked values must be finite
+            self.is_lent = False
+            for layer in self.cache.layers:
+                layer.zero_()
         try:
             while self.samples or self.pending:
                 self._drop_aborted()

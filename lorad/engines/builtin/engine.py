@@ -178,11 +178,21 @@ class BuiltinEngine(LocalEngine[HeldLora]):
 
     async def unload(self, name: str) -> None:
         removed = await self._versions.remove(name)
-        await self._compute.run(self._models.forget, removed.lora)
+        keeper = self._models if self._shared is None else self._shared.stepper
+        await self._compute.run(keeper.forget, removed.lora)
 
-    def _placed(self, name: str, digest: str, adapter: Adapter) -> HeldLora:
-        config = adapter.config
-        lora = FrozenLora(self._base, adapter.tensors, config.scale, config.scale_of_experts)
+    def lend(self) -> list[torch.Tensor] | None:
+        """Return what `DecodeBatch.lend` does; only on the compute thread, for a quantum. None also without
+        `mix_calls`, as there may be several batches then.
+        """
+        if not self._mix_calls:
+            return None
+        return [] if self._shared is None else self._shared.lend()
+
+    async def _placed(self, name: str, digest: str, adapter: Adapter) -> HeldLora:
+        scales = adapter.config.scale, adapter.config.scale_of_experts
+        # not on the compute thread: nothing waits meanwhile
+        lora = await asyncio.to_thread(FrozenLora, self._base, adapter.tensors, *scales)
         return HeldLora(name, digest, lora)
 
     @contextlib.asynccontextmanager

@@ -81,8 +81,8 @@ class LocalEngine(Engine, Generic[H]):
         self._closed = False
 
     @abstractmethod
-    def _placed(self, name: str, digest: str, adapter: Adapter) -> H:
-        """Put an adapter on the device; called on the compute thread."""
+    async def _placed(self, name: str, digest: str, adapter: Adapter) -> H:
+        """Put an adapter on the device."""
 
     @abstractmethod
     async def _start(self, call: Call) -> None:
@@ -104,7 +104,7 @@ class LocalEngine(Engine, Generic[H]):
                 adapter = receive(source, self._shapes, MAX_RANK)
             else:
                 adapter = await asyncio.to_thread(receive, source, self._shapes, MAX_RANK)
-            version = await self._compute.run(self._placed, name, source.digest, adapter)
+            version = await self._placed(name, source.digest, adapter)
         except BaseException:
             self._versions.release(name)
             raise

@@ -26,6 +26,7 @@ Outcome = tuple[Result, list[torch.Tensor]]  # of a step, and the experts of its
 Captured = Callable[[], Outcome]
 Capture = Callable[[Captured], Captured]
 _Bank = tuple[int, int, Signature]  # adapters, rows of each, and what they have
+_Reads = _Bank | int | None  # of which copies a step reads, or the number of the adapter that it reads itself
 _SPAN = 256  # tokens by which the span of a step grows at least on a GPU
 _GRAPHS = 64  # kept at most
 BANKS = 8  # kept at most
@@ -183,6 +184,10 @@ class Stepper(Protocol):
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result: ...
 
+    def forget(self, lora: FrozenLora | None) -> None:
+        """Drop what is kept for an adapter that no row will have again."""
+        ...
+
 
 def stepper(models: Merger, bank_bytes: int) -> Stepper:
     """Return what runs the steps of a base: it captures them on a GPU, where that is possible."""
@@ -253,14 +258,17 @@ class EagerSteps:
         span = min(memory.cache.length, self.span(shape.span))
         return _step(self.base, self.lora, memory, shape._replace(span=span), recording)
 
+    def forget(self, lora: FrozenLora | None) -> None:
+        self.models.forget(lora)
+
 
 class GraphedSteps:
     """Rows, span and rows per adapter are rounded up, so that few different steps exist; each is captured
     once.
 
     Adapters are copied into buffers of a `MixedLora`, one for each number of adapters, rows of each, and
-    signature. These have `bank_bytes` together, or one of them more. Adapters on experts, which may be as
-    large as the base, are not copied, and steps with them are not captured.
+    signature. These have `bank_bytes` together, or one of them more. An adapter on experts may be as large as
+    the base: alone it is not copied, and steps read it itself; with others it is, while there are rows.
     capturing: gives what captures: it makes something that can be replayed of a step, which then reads and
     writes the same memory each time. A new one is asked for when all that was captured is dropped.
     """
@@ -274,9 +282,10 @@ class GraphedSteps:
         self.capture = capturing()
         self.banks: OrderedDict[_Bank, MixedLora] = OrderedDict()
         self.bank: _Bank | None = None
-        self.graphs: OrderedDict[tuple[StepShape, _Bank | None], Captured] = OrderedDict()
-        self.uncaptured = EagerSteps(models, rounds=True)
-        self.has_experts = False  # of adapters that are bound
+        self.alone: FrozenLora | None = None  # what is bound without a copy
+        self.numbers: list[int] = []  # of the adapters that have the signature
+        self.signature: Signature = ()
+        self.graphs: OrderedDict[tuple[StepShape, _Reads], Captured] = OrderedDict()
         self.place: tuple[object, ...] = ()
         self.prompts: tuple[object, ...] = ()
 
@@ -290,14 +299,18 @@ class GraphedSteps:
 
     def bind(self, loras: _Loras) -> None:
         distinct, owner = _distinct(loras)
-        self.has_experts = any(lora is not None and lora.of_experts for lora in distinct)
-        self.uncaptured.bind(loras if self.has_experts else [])
-        if self.has_experts or not any(distinct):
-            self.bank = None
-            return
+        self.bank = self.alone = None
         count = len(distinct)
+        if count == 1 and distinct[0] is not None and distinct[0].of_experts:
+            self.alone = distinct[0]
+        if self.alone is not None or not any(distinct):
+            self._forget_banks()
+            return
         per = self.padded(int(np.bincount(owner).max())) if count > 1 else 0
-        key = self.bank = count, per, signature(self.models.base, distinct)
+        if (numbers := [number_of(lora) for lora in distinct]) != self.numbers:
+            self.numbers = numbers
+            self.signature = signature(self.models.base, distinct)
+        key = self.bank = count, per, self.signature
         if key not in self.banks:
             self.banks[key] = MixedLora(self.models.base, distinct, per, self.padded(count * per))
             self._forget_banks()
@@ -306,28 +319,37 @@ class GraphedSteps:
         self.banks[key].assign(owner)
 
     def _forget_banks(self) -> None:
-        """Forget the least recently used beyond `BANKS` or their bytes, with the steps that read them."""
-        while len(self.banks) > BANKS or (
-            len(self.banks) > 1 and sum(bank.nbytes for bank in self.banks.values()) > self.bank_bytes
-        ):
-            gone, _ = self.banks.popitem(last=False)
-            for key in [key for key in self.graphs if key[1] == gone]:
-                del self.graphs[key]
+        """Forget the least recently used beyond `BANKS` or their bytes, with the steps that read them. One
+        stays, unless it has adapters on experts and no row needs it.
+        """
+        while len(self.banks) > BANKS or sum(bank.nbytes for bank in self.banks.values()) > self.bank_bytes:
+            gone, bank = next(iter(self.banks.items()))
+            if len(self.banks) == 1 and (self.bank is not None or not bank.of_experts):
+                break
+            del self.banks[gone]
+            self._drop(gone)
+
+    def _drop(self, reads: _Reads) -> None:
+        for key in [key for key in self.graphs if key[1] == reads]:
+            del self.graphs[key]
+
+    def forget(self, lora: FrozenLora | None) -> None:
+        self.models.forget(lora)
+        if lora is not None:
+            self._drop(lora.number)
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
-        if self.has_experts:
-            return self.uncaptured.run(memory, shape, recording)
         self._forget_moved(memory)
         span = min(memory.cache.length, self.span(shape.span))
         padded = shape._replace(rows=self.padded(shape.rows), span=span, routed=recording is not None)
-        key = padded, self.bank
+        lora: LoraApply | None = self.alone if self.bank is None else self.banks[self.bank]
+        key = padded, self.bank if self.alone is None else self.alone.number
         if key not in self.graphs:
-            bank = None if self.bank is None else self.banks[self.bank]
 
             def step() -> Outcome:
                 routes = None if recording is None else Recording(recording.shape)
-                result = _step(self.models.base, bank, memory, padded, routes)
+                result = _step(self.models.base, lora, memory, padded, routes)
                 return result, [] if routes is None else routes.layers
 
             before = memory.rows.copy()

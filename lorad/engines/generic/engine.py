@@ -117,8 +117,8 @@ class TransformersEngine(LocalEngine[HeldRows]):
     def software(self) -> dict[str, str]:
         return {"transformers": transformers.__version__}
 
-    def _placed(self, name: str, digest: str, adapter: Adapter) -> HeldRows:
-        return HeldRows(name, digest, rows=self._model.load(adapter))
+    async def _placed(self, name: str, digest: str, adapter: Adapter) -> HeldRows:
+        return HeldRows(name, digest, rows=await self._compute.run(self._model.load, adapter))
 
     async def _start(self, call: Call) -> None:
         """Put a call into the batch of all calls, or into one of its own that waits for its turn."""

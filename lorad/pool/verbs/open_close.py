@@ -188,6 +188,7 @@ async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> S
             tokens_per_microbatch=args.tokens_per_microbatch,
             activation_checkpointing=bool(args.activation_checkpointing),
             kept_tokens=args.kept_tokens,
+            lent_tokens=args.lent_tokens,
             critic=critic,
         ),
     )

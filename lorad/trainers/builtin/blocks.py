@@ -109,7 +109,8 @@ class Block:
 
 
 class Layout:
-    """The blocks of one micro-batch, what is shared first.
+    """The blocks of one micro-batch, what is shared first. It is made on the host; `move` puts it on the
+    device, where attention wants it.
 
     Attributes:
         out: Where the output of each query head is among the outputs of all blocks, int64 [rows * heads].
@@ -138,22 +139,29 @@ class Layout:
         out = np.zeros(rows * self.heads, np.int64)
         home = np.zeros(rows * self.kv, np.int64)
         places = None if config.delta is None else np.zeros(rows, np.int64)
-        arrays: dict[tuple[int, str], np.ndarray] = {}  # by block and name: all are moved at once
+        self._groups = groups
+        self._written: dict[tuple[int, str], np.ndarray] = {}  # by block and name: all are moved at once
         outputs = keys = 0
         for number, group in enumerate(groups):
             written = self._arrays(group, out, home, places, outputs, keys)
-            arrays |= {(number, name): array for name, array in written.items()}
+            self._written |= {(number, name): array for name, array in written.items()}
             outputs += written["queries"].size
             keys += written["keys"].size
-        whole = [out, home] if places is None else [out, home, places]
-        moved = upload([*whole, *arrays.values()], base.device)
-        self.out, self.home, *rest = moved[: len(whole)]
+        self._whole = [out, home] if places is None else [out, home, places]
+
+    def move(self) -> "Layout":
+        """Put it on the device, once."""
+        moved = upload([*self._whole, *self._written.values()], self._base.device)
+        self.out, self.home, *rest = moved[: len(self._whole)]
         self.places = rest[0] if rest else None
-        tensors = dict(zip(arrays, moved[len(whole) :], strict=True))
+        tensors = dict(zip(self._written, moved[len(self._whole) :], strict=True))
         self.blocks = [
             self._block(group, {name: tensor for (of, name), tensor in tensors.items() if of == number})
-            for number, group in enumerate(groups)
+            for number, group in enumerate(self._groups)
         ]
+        self._whole = []
+        self._written = {}
+        return self
 
     def _arrays(
         self, group: Ints, out: Ints, home: Ints, places: Ints | None, outputs: int, keys: int

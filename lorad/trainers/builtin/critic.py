@@ -9,34 +9,39 @@ from lorad.models.decoder import at_once
 from lorad.protocol.batch import LossStats
 from lorad.protocol.calls import ValueBackward
 from lorad.rl.value_loss import value_losses, value_stats
+from lorad.trainers.builtin.ahead import LayoutsAhead
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import BatchPiece, Microbatch, pack
 from lorad.trainers.builtin.passes import predicting_states, recomputing
 from lorad.trainers.builtin.slot import Slot
 
 
 @torch.no_grad()
-def values(base: Base, slot: Slot, piece: BatchPiece) -> np.ndarray:
-    """Return the value at the position that predicts each target of the piece, float32 [M]."""
-    rows = pack(base, [piece])
+def values(base: Base, slot: Slot, ahead: LayoutsAhead) -> np.ndarray:
+    """Return the value at the position that predicts each target of the next micro-batch, float32 [M]."""
+    _, rows = ahead.take()
     lora = SlotLora([slot], rows.rows, train=False)
-    estimates: np.ndarray = _values(predicting_states(base, rows, lora, at_once), *_head(slot)).cpu().numpy()
-    return estimates
+    estimates = _values(predicting_states(base, rows, lora, at_once), *_head(slot))
+    ahead.lay()
+    numbers: np.ndarray = estimates.cpu().numpy()
+    return numbers
 
 
-def backward(base: Base, slot: Slot, piece: BatchPiece, work: ValueBackward) -> LossStats:
-    """Add the gradient of sum(token losses) / normaliser to the slot. Return the statistics of the piece."""
-    rows: Microbatch = pack(base, [piece])
+def backward(base: Base, slot: Slot, work: ValueBackward, ahead: LayoutsAhead) -> LossStats:
+    """Add the gradient of sum(token losses) / normaliser to the slot, for the next micro-batch. Return its
+    statistics.
+    """
+    _, rows = ahead.take()
     lora = SlotLora([slot], rows.rows, train=True)
     run = recomputing(lora) if slot.recomputes(rows.ids.numel()) else at_once
     head = [weights.detach().requires_grad_() for weights in _head(slot)]
     estimates = _values(predicting_states(base, rows, lora, run), *head)
-    losses, clipped = value_losses(estimates, work.targets, piece.targets, work.loss)
+    losses, clipped = value_losses(estimates, work.targets, rows.pieces[0].targets, work.loss)
     torch.autograd.backward(losses.sum() / work.normaliser)
     grads = slot.views(slot.grads)
     for name, part in zip(slot.head, head, strict=True):
         assert part.grad is not None
         grads[name].add_(part.grad)
+    ahead.lay()
     return value_stats(losses, clipped, work.normaliser)
 
 

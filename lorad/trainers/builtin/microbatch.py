@@ -226,8 +226,50 @@ def mixed(plans: Sequence[Iterator[BatchPiece]], budget: int) -> Iterator[dict[i
         yield joined
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A micro-batch on the host.
+
+    Attributes:
+        arrays: `ids`, `positions`, `leaving`, `places` and `targets` of the micro-batch, and its `words`,
+            where it has any.
+        kept: How many of the U belong to each piece and those before it.
+        routes: Where the engine sent the N; None where nothing is known of that.
+    """
+
+    pieces: tuple[BatchPiece, ...]
+    parts: Sequence["_Part"]
+    arrays: Sequence[Ints]
+    layout: Layout
+    kept: Sequence[int]
+    routes: np.ndarray | None
+
+    def moved(self, base: Base) -> Microbatch:
+        """Return it on the base's device. Call it once."""
+        ids, positions, leaving, places, targets, *words = upload(self.arrays, base.device)
+        return Microbatch(
+            ids=ids.unsqueeze(0),
+            words=(words[0], words[1]) if words else None,
+            positions=positions,
+            attention=PackedAttention(self.layout.move()),
+            leaving=leaving,
+            places=places,
+            targets=targets,
+            pieces=self.pieces,
+            rows=_ranges_of([part.ids.size for part in self.parts]),
+            parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *self.kept])),
+            tokens=_ranges_of([part.targets.size for part in self.parts]),
+            replay=None if self.routes is None else replayed(self.routes, base.device),
+        )
+
+
 def pack(base: Base, pieces: Sequence[BatchPiece]) -> Microbatch:
     """Return the tensors of one micro-batch."""
+    return lay(base, pieces).moved(base)
+
+
+def lay(base: Base, pieces: Sequence[BatchPiece]) -> Laid:
+    """Lay a micro-batch out, without asking the device for anything."""
     parts: list[_Part] = []
     row = run = 0
     for piece in pieces:
@@ -241,29 +283,21 @@ def pack(base: Base, pieces: Sequence[BatchPiece]) -> Microbatch:
     runs = Sequences(joined("starts"), joined("lengths"), joined("owner"))
     leaving, places = np.unique(joined("predictors"), return_inverse=True)
     words, which = np.unique(joined("ids"), return_inverse=True)
-    few = len(words) * 4 <= row
-    replay = None
-    if (like := next((part.routes for part in parts if part.routes is not None), None)) is not None:
-        routes = [unknown_like(like, p.ids.size) if p.routes is None else p.routes for p in parts]
-        replay = replayed(np.concatenate(routes), base.device)
-    kept = np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist()
     arrays = [joined("ids"), joined("positions"), leaving, places.reshape(-1), joined("targets")]
-    arrays += [words, which] if few else []
-    moved = upload([array.astype(np.int64, copy=False) for array in arrays], base.device)
-    ids, positions, leaves, lie, targets, *of_words = moved
-    return Microbatch(
-        ids=ids.unsqueeze(0),
-        words=(of_words[0], of_words[1]) if few else None,
-        positions=positions,
-        attention=PackedAttention(Layout(base, row, runs)),
-        leaving=leaves,
-        places=lie,
-        targets=targets,
+    if len(words) * 4 <= row:
+        arrays += [words, which]
+    routes = None
+    if (like := next((part.routes for part in parts if part.routes is not None), None)) is not None:
+        routes = np.concatenate(
+            [unknown_like(like, p.ids.size) if p.routes is None else p.routes for p in parts]
+        )
+    return Laid(
         pieces=tuple(pieces),
-        rows=_ranges_of([part.ids.size for part in parts]),
-        parts=tuple(slice(*ends) for ends in itertools.pairwise([0, *kept])),
-        tokens=_ranges_of([part.targets.size for part in parts]),
-        replay=replay,
+        parts=parts,
+        arrays=[array.astype(np.int64, copy=False) for array in arrays],
+        layout=Layout(base, row, runs),
+        kept=np.searchsorted(leaving, np.cumsum([part.ids.size for part in parts])).tolist(),
+        routes=routes,
     )
 
 

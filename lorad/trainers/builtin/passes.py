@@ -5,6 +5,7 @@ before the next chunk's logits are made, and the body of the model is walked bac
 are read when all of that has been asked for, so that a GPU is not waited for between chunks.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from lorad.rl.loss import (
     token_losses,
     token_targets,
 )
+from lorad.trainers.builtin.lent import Arena
 from lorad.trainers.builtin.lora import SlotLora
 from lorad.trainers.builtin.microbatch import Microbatch
 from lorad.trainers.head_rows import rows_at_once
@@ -38,12 +40,20 @@ from lorad.trainers.head_rows import rows_at_once
 _Run = Callable[[LayerForward, Tensor], Tensor]
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @torch.no_grad()
 def score(
-    base: Base, rows: Microbatch, lora: SlotLora | None, temperature: float
+    base: Base,
+    rows: Microbatch,
+    lora: SlotLora | None,
+    temperature: float,
+    meanwhile: Callable[[], None] = _nothing,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the log-probability of each target of the micro-batch, float32 [M], and whether it is the
-    likeliest token, bool [M].
+    likeliest token, bool [M]. meanwhile: done while a GPU computes.
     """
     if lora is not None:
         base, lora = lora.merged(base)
@@ -54,18 +64,30 @@ def score(
             base, states[chunk], None if lora is None else lora.at(_within(rows.tokens, chunk))
         )
         parts.append(token_logprobs(chunk_logits, rows.targets[chunk], temperature))
+    meanwhile()
     logprobs, _, correct = (torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True))
     return logprobs, correct
 
 
 def forward_backward(
-    base: Base, rows: Microbatch, lora: SlotLora, work: Sequence[ForwardBackward], checkpointing: bool
+    base: Base,
+    rows: Microbatch,
+    lora: SlotLora,
+    work: Sequence[ForwardBackward],
+    checkpointing: bool,
+    meanwhile: Callable[[], None] = _nothing,
+    arena: Arena | None = None,
 ) -> list[Gradients]:
     """Add to the slots, piece by piece, the gradient of sum(token losses) / normaliser. Return for each piece
     its statistics, and the log-probabilities of its tokens where its loss asks for them.
+
+    Args:
+        meanwhile: Done while a GPU computes.
+        arena: Where activations are kept; None is where they are.
     """
     base, lora = lora.merged(base)
-    states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
+    with contextlib.nullcontext() if arena is None else arena.kept():
+        states = predicting_states(base, rows, lora, recomputing(lora) if checkpointing else at_once)
     chunks = list(_chunks(base, rows))
     of_samples = any(w.loss.is_of_samples and w.targets.sequence_log_ratios is None for w in work)
     first_pass = None
@@ -104,6 +126,7 @@ def forward_backward(
             gradients[chunk] = part.grad
     if states.requires_grad:
         torch.autograd.backward(states, gradients)
+    meanwhile()
     pieces = zip(figures, work, targets, rows.rows, strict=True)
     return [_gradients(parts, w, of, rows.replay, inside) for parts, w, of, inside in pieces]
 

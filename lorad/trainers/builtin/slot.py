@@ -135,9 +135,11 @@ class Slot:
             array.flags.writeable = False
         return Adapter(self.spec.adapter, tensors)
 
-    def recomputes(self, tokens: int) -> bool:
-        """Return whether a micro-batch of so many tokens recomputes its activations."""
-        kept = min(self.spec.kept_tokens, self.tokens_per_microbatch)  # less once there was no memory
+    def recomputes(self, tokens: int, lent: int = 0) -> bool:
+        """Return whether a micro-batch of so many tokens recomputes its activations. lent: tokens that keep
+        theirs in memory of somebody else.
+        """
+        kept = min(self.spec.kept_tokens + lent, self.tokens_per_microbatch)  # less once there was no memory
         return self.spec.activation_checkpointing and tokens > kept
 
     def optim_step(

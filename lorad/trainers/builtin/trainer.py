@@ -42,8 +42,10 @@ from lorad.trainers.base import (
     check_work,
 )
 from lorad.trainers.builtin import critic, passes, routes
+from lorad.trainers.builtin.ahead import LayoutsAhead
+from lorad.trainers.builtin.lent import CacheLender
 from lorad.trainers.builtin.lora import SlotLora
-from lorad.trainers.builtin.microbatch import BatchPiece, mixed, pack, plan
+from lorad.trainers.builtin.microbatch import BatchPiece, mixed, plan
 from lorad.trainers.builtin.slot import Slot, load_slot, new_slot, save_slot
 from lorad.trainers.device_memory import give_back
 from lorad.trainers.slots import Slots
@@ -65,6 +67,7 @@ class BuiltinTrainer(Trainer):
         self._model = model
         self._slots = Slots[Slot]()
         self._may_halve = base.device.type == "cuda"  # a CPU without memory ends the process
+        self.lender: CacheLender | None = None  # of memory that the engine does not need while this trains
 
     def capabilities(self) -> TrainerCapabilities:
         """Return what this trainer can do; on a GPU it is deterministic only where torch refuses
@@ -138,18 +141,19 @@ class BuiltinTrainer(Trainer):
 
     async def _passes(self, slots: Sequence[Slot], work: Sequence[ForwardBackward]) -> list[Gradients]:
         budgets = [slot.tokens_per_microbatch for slot in slots]
+        if self.lender is not None and all(slot.spec.lent_tokens for slot in slots):
+            if await self._compute.run(self.lender.lend) is not None:
+                budgets = [min(slot.tokens_per_microbatch, slot.spec.lent_tokens) for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout, whole=item.loss.has_pairs)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
         ]
-        quanta = (
-            partial(self._gradients, slots, work, joined) for joined in mixed(plans, max(budgets, default=0))
-        )
+        ahead = LayoutsAhead(self._base, mixed(plans, max(budgets, default=0)))
         stats = [LossStats() for _ in work]
         logprobs = [
             np.empty(w.batch.targets.size, np.float32) if w.loss.returns_logprobs else None for w in work
         ]
-        for results in await self._compute.each(quanta):
+        for results in await self._compute.each(ahead.each(partial(self._gradients, slots, work))):
             for index, (piece, more) in results.items():
                 stats[index] += more
                 if (whole := logprobs[index]) is not None:
@@ -173,7 +177,8 @@ class BuiltinTrainer(Trainer):
         result = Predictions(np.empty(size, np.float32), np.empty(size, np.bool_))
         budget = open_slot.tokens_per_microbatch if open_slot else _TOKENS_PER_MICROBATCH
         pieces = list(plan(batch, budget, share=True))
-        quanta = (partial(self._score, open_slot, piece, temperature, policy.amplify) for piece in pieces)
+        ahead = LayoutsAhead(self._base, ({0: piece} for piece in pieces))
+        quanta = ahead.each(partial(self._score, open_slot, temperature, policy.amplify))
         for piece, scores in zip(pieces, await self._compute.each(quanta), strict=True):
             result.logprobs[piece.targets], result.correct[piece.targets] = scores
         return result
@@ -191,7 +196,9 @@ class BuiltinTrainer(Trainer):
         check_batch(batch, self.capabilities(), 1.0)
         result = np.empty(batch.targets.size, np.float32)
         pieces = list(plan(batch, head_slot.tokens_per_microbatch, share=True))
-        quanta = (partial(critic.values, self._base, head_slot, piece) for piece in pieces)
+        quanta = LayoutsAhead(self._base, ({0: piece} for piece in pieces)).each(
+            partial(critic.values, self._base, head_slot)
+        )
         for piece, values in zip(pieces, await self._compute.each(quanta), strict=True):
             result[piece.targets] = values
         return result
@@ -203,7 +210,9 @@ class BuiltinTrainer(Trainer):
         work = ValueBackward(batch, targets, loss, normaliser)
         check_values(work, self.capabilities())
         pieces = plan(batch, head_slot.tokens_per_microbatch, share=not head_slot.spec.adapter.dropout)
-        quanta = (partial(critic.backward, self._base, head_slot, piece, work) for piece in pieces)
+        quanta = LayoutsAhead(self._base, ({0: piece} for piece in pieces)).each(
+            partial(critic.backward, self._base, head_slot, work)
+        )
         return sum(await self._compute.each(quanta), LossStats())
 
     async def export(self, slot: str) -> Adapter:
@@ -228,22 +237,25 @@ class BuiltinTrainer(Trainer):
         self._slots.close(slot)
 
     def _gradients(
-        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], joined: dict[int, BatchPiece]
+        self, slots: Sequence[Slot], work: Sequence[ForwardBackward], ahead: LayoutsAhead
     ) -> dict[int, tuple[BatchPiece, Gradients]]:
         """Accumulate the gradients of one micro-batch, which has pieces of slots, by the slot's index."""
+        joined, rows = ahead.take()
         mine = [slots[index] for index in joined]
-        rows = pack(self._base, list(joined.values()))
         lora = SlotLora(mine, rows.rows, train=True)
+        arena = None
         checkpointing = any(slot.recomputes(rows.ids.numel()) for slot in mine)
-        stats = passes.forward_backward(
-            self._base, rows, lora, [work[index] for index in joined], checkpointing
-        )
+        if checkpointing and self.lender is not None:
+            arena = self.lender.arena(self._base, mine, rows.ids.numel())
+            checkpointing = arena is None
+        own = [work[index] for index in joined]
+        stats = passes.forward_backward(self._base, rows, lora, own, checkpointing, ahead.lay, arena)
         pairs = zip(joined.values(), stats, strict=True)
         return dict(zip(joined, pairs, strict=True))
 
     def _score(
-        self, slot: Slot | None, piece: BatchPiece, temperature: float, amplify: float
+        self, slot: Slot | None, temperature: float, amplify: float, ahead: LayoutsAhead
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = pack(self._base, [piece])
+        _, rows = ahead.take()
         lora = None if slot is None else SlotLora([slot], rows.rows, train=False, amplify=amplify)
-        return passes.score(self._base, rows, lora, temperature)
+        return passes.score(self._base, rows, lora, temperature, ahead.lay)

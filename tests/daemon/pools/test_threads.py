@@ -17,13 +17,15 @@ from lorad.box.machine import Machine
 from lorad.daemon.api.views import pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.pool import setup_for
+from lorad.daemon.pool import Pool, setup_for
+from lorad.daemon.pools.life import find_or_make
 from lorad.daemon.pools.threads import FILE
+from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue.place import pool_for
 from lorad.spec.model import convert
 from lorad.states import Move
 from lorad.store import runs
-from tests.kit.daemon_world import behave, pid_of, reconciling, submit, until, until_state, want
+from tests.kit.daemon_world import behave, open_context, pid_of, reconciling, submit, until, until_state, want
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.world import SMALL, World, world
 
@@ -139,15 +141,30 @@ async def test_nondeterministic_run_chooses_threads_anew(home: Path) -> None:
         assert await ended(ctx, "a") == 1
 
 
-async def test_load_alone_never_bars_a_warm_pool(home: Path) -> None:
+@pytest.mark.parametrize("slots", [1, 5])
+async def test_load_alone_never_bars_a_warm_pool(home: Path, slots: int) -> None:
     async with reconciling(home) as ctx:
-        give(ctx, IDLE)
+        if slots > 1:
+            ctx.gpus.devices = [Device(f"cpu:{n}", "a part of the CPU", 1 << 30) for n in range(slots)]
+        cores = 8 * slots
+        idle = replace(IDLE, cpus=cores, cores=cores, all_cores=cores)
+        give(ctx, idle)
         submit(ctx, "a", parameters=LARGE)
         assert await ended(ctx, "a") == 8
-        give(ctx, BUSY)
+        give(ctx, replace(idle, load=float(cores)))
         submit(ctx, "b", parameters=LARGE)
         assert await ended(ctx, "b") == 8
         assert len(ctx.pools) == 1 and "is warm" in kept(ctx, "b")["reason"]["text"]
+
+
+def test_pool_that_is_up_comes_before_its_equals(home: Path) -> None:
+    ctx = open_context(home)
+    device = Device("cpu:1", "a part of the CPU", 1 << 30)
+    setup = setup_for(convert({}), Config(), device, model_path="/models/tiny", dtype="float32", threads=1)
+    cold = find_or_make(ctx, setup)
+    assert find_or_make(ctx, setup) is cold
+    warm = ctx.pools["tiny-9"] = Pool(cold.setup, ctx.home.pool("tiny-9"), process=ProcessState("alive", 1))
+    assert find_or_make(ctx, setup) is warm
 
 
 async def test_small_model_ignores_threads_of_warm_pool(home: Path) -> None:
