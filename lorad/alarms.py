@@ -140,7 +140,8 @@ def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
     took = _number(run.rates.step_seconds) or 0.0
     quiet = now - since
     if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):
-        yield "bad", "stall", f"no step for {_minutes(quiet)}" + (" since it began" if is_first else "")
+        took_long = f"{quiet / 60:.0f} min" if quiet < 2 * _HOUR else f"{quiet / _HOUR:.1f} h"
+        yield "bad", "stall", f"no step for {took_long}" + (" since it began" if is_first else "")
 
 
 def _of_numbers(run: Run) -> _Found:
@@ -231,7 +232,3 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"

@@ -1,7 +1,6 @@
 """A run for people: a line of text, and for Jupyter a bar and a curve as HTML."""
 
 import html
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from lorad import svg
@@ -105,30 +104,15 @@ def picture(drawn: Curves, steps: int) -> str:
         y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - point[1]) / (high - low)
         return x, y
 
-    dots = [svg.element("circle", cx=x, cy=y, r=3, fill=_ORANGE) for x, y in map(place, drawn.evals)]
+    eval_places = [*map(place, drawn.evals)]
+    dots = [svg.element("circle", cx=x, cy=y, r=3, fill=_ORANGE) for x, y in eval_places]
     held_out = svg.element("tspan", " held-out", fill=_ORANGE) if drawn.evals else ""
     middle = {"x": _WIDTH / 2, "y": _HEIGHT - 6.0, "text_anchor": "middle", "fill": _BLUE}
-    parts = [
-        svg.title(f"{drawn.metric} by step"),
-        *_axes(low, high, steps),
-        *_path([*map(place, drawn.steps)], _BLUE, 1.5),
-        *_path([*map(place, drawn.evals)], _ORANGE, 1.0),
-        *dots,
-        svg.element("text", _text(drawn.metric) + held_out, **middle),
-    ]
-    return svg.document(_WIDTH, _HEIGHT, parts, width="100%", role="img", font_size=11)
-
-
-def _path(places: Sequence[svg.Place], colour: str, width: float) -> list[str]:
-    return [svg.curve(places, stroke=colour, stroke_width=width)] if len(places) > 1 else []
-
-
-def _axes(low: float, high: float, steps: int) -> list[str]:
-    """Draw three heights with their values, and the first and the last step."""
     bottom = _HEIGHT - _BOTTOM
     right = _WIDTH - _RIGHT
     heights = ((_TOP, high), ((_TOP + bottom) / 2, (low + high) / 2), (bottom, low))
-    return [
+    parts = [
+        svg.title(f"{drawn.metric} by step"),
         *(svg.line((_LEFT, y), (right, y), stroke="currentColor", stroke_opacity=0.2) for y, _ in heights),
         *(
             svg.text((_LEFT - 4, y + 4), f"{value:.3g}", text_anchor="end", fill="currentColor")
@@ -136,7 +120,12 @@ def _axes(low: float, high: float, steps: int) -> list[str]:
         ),
         svg.text((_LEFT, _HEIGHT - 6), "0", fill="currentColor"),
         svg.text((right, _HEIGHT - 6), f"step {steps}", text_anchor="end", fill="currentColor"),
+        svg.curve([*map(place, drawn.steps)], stroke=_BLUE, stroke_width=1.5),
+        *([svg.curve(eval_places, stroke=_ORANGE, stroke_width=1.0)] if len(eval_places) > 1 else []),
+        *dots,
+        svg.element("text", _text(drawn.metric) + held_out, **middle),
     ]
+    return svg.document(_WIDTH, _HEIGHT, parts, width="100%", role="img", font_size=11)
 
 
 def _text(text: str) -> str:

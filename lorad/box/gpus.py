@@ -50,23 +50,23 @@ def nvml() -> Iterator[Any]:
 
 
 def all_gpus() -> list[Gpu]:
+    gpus = list[Gpu]()
     with nvml() as driver:
-        return [_read(driver, number) for number in range(driver.nvmlDeviceGetCount())] if driver else []
-
-
-def _read(driver: Any, number: int) -> Gpu:
-    handle = driver.nvmlDeviceGetHandleByIndex(number)
-    try:
-        is_split = bool(driver.nvmlDeviceGetMigMode(handle)[0])
-    except driver.NVMLError:  # most GPUs cannot be split
-        is_split = False
-    return Gpu(
-        number,
-        str(driver.nvmlDeviceGetName(handle)),
-        int(driver.nvmlDeviceGetMemoryInfo(handle).total),
-        str(driver.nvmlDeviceGetUUID(handle)),
-        is_split,
-    )
+        for number in range(driver.nvmlDeviceGetCount() if driver else 0):
+            handle = driver.nvmlDeviceGetHandleByIndex(number)
+            try:
+                is_split = bool(driver.nvmlDeviceGetMigMode(handle)[0])
+            except driver.NVMLError:  # most GPUs cannot be split
+                is_split = False
+            gpu = Gpu(
+                number,
+                str(driver.nvmlDeviceGetName(handle)),
+                int(driver.nvmlDeviceGetMemoryInfo(handle).total),
+                str(driver.nvmlDeviceGetUUID(handle)),
+                is_split,
+            )
+            gpus.append(gpu)
+    return gpus
 
 
 def visible_gpus() -> list[Gpu]:

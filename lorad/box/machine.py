@@ -6,6 +6,7 @@ A container or a batch system grants less than the machine has: by CPU affinity,
 it; the least counts.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -52,23 +53,37 @@ class Machine:
 def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
     """Return the machine as process `pid` has it; `proc` and `sys` are directories of `root`."""
     affinity = _cpu_list(_field(root / f"proc/{pid}/status", "Cpus_allowed_list", "0"))
-    groups = list(_groups(root, pid))
     limits = []
-    for controllers, directory in groups:
+    quotas = []  # how many CPUs each group may use at a time
+    for controllers, directory in _groups(root, pid):
         text = _text(directory / ("memory.limit_in_bytes" if controllers else "memory.max"))
         if text not in ("", "max") and (not controllers or "memory" in controllers.split(",")):
             limits.append(int(text))
+        quota = period = ""
+        if not controllers:
+            quota, _, period = _text(directory / "cpu.max").partition(" ")
+        elif "cpu" in controllers.split(","):
+            quota = _text(directory / "cpu.cfs_quota_us")
+            period = _text(directory / "cpu.cfs_period_us")
+        if quota not in ("", "max", "-1") and period:
+            quotas.append(int(quota) / int(period))
     total = int(_field(root / "proc/meminfo", "MemTotal", "0 kB").split()[0]) * 1024
     every = _cpu_list(_text(root / "sys/devices/system/cpu/online")) or affinity
     load = _text(root / "proc/loadavg").split() or ["0"]
+    # malloc is answered by a library that was loaded in front (LD_PRELOAD), else by the C library
+    foreign = _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps"))
+    allocator = foreign[1] if foreign else "another C library than glibc"
+    if not foreign:
+        with contextlib.suppress(ValueError, OSError):
+            allocator = os.confstr("CS_GNU_LIBC_VERSION") or allocator
     return Machine(
         cpus=len(affinity),
         cores=_cores(root, affinity),
         all_cores=_cores(root, every),
-        quota=min(_quotas(groups), default=None),
+        quota=min(quotas, default=None),
         load=float(load[0]),
         memory=min([total or NO_LIMIT, *(limit for limit in limits if limit < NO_LIMIT)]),
-        allocator=_allocator(root, pid),
+        allocator=allocator,
     )
 
 
@@ -120,30 +135,6 @@ def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
                 yield controllers, directory
                 if directory == mount:
                     break
-
-
-def _quotas(groups: list[tuple[str, Path]]) -> Iterator[float]:
-    """Yield how many CPUs each group may use at a time."""
-    for controllers, directory in groups:
-        if not controllers:
-            quota, _, period = _text(directory / "cpu.max").partition(" ")
-        elif "cpu" in controllers.split(","):
-            quota = _text(directory / "cpu.cfs_quota_us")
-            period = _text(directory / "cpu.cfs_period_us")
-        else:
-            continue
-        if quota not in ("", "max", "-1") and period:
-            yield int(quota) / int(period)
-
-
-def _allocator(root: Path, pid: int | str) -> str:
-    """Return which library answers malloc: one that was loaded in front (LD_PRELOAD), else the C library."""
-    if foreign := _FOREIGN_ALLOCATOR.search(_text(root / f"proc/{pid}/maps")):
-        return foreign[1]
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or "another C library than glibc"
-    except (ValueError, OSError):
-        return "another C library than glibc"
 
 
 def _cpu_list(text: str) -> list[int]:

@@ -147,11 +147,13 @@ def _is_own_group(gid: int) -> bool:
 class _Below:
     """A path below `root`: the classes here list theirs, and say what is there where the name does not."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_socket: bool = False) -> None:
         self._path = path
+        self._is_socket = is_socket
 
     def __get__(self, directory: "AttemptDir | RunDir | Home", _: type) -> Path:
-        return directory.root / self._path
+        path = directory.root / self._path
+        return _socket_path(path) if self._is_socket else path
 
 
 @dataclass(frozen=True)
@@ -262,18 +264,9 @@ class Home:
     """The door for the tinker client: its attempts, keys, and what it knows."""
     notify = _Below("notify")
     """Notifications: `outbox.json`, and the process that delivers them."""
-
-    @property
-    def socket(self) -> Path:
-        return _socket_path(self.root / "lorad.sock")
-
-    @property
-    def gateway_socket(self) -> Path:
-        return _socket_path(self.root / "gateway.sock")
-
-    @property
-    def tinker_socket(self) -> Path:
-        return _socket_path(self.root / "tinker.sock")
+    socket = _Below("lorad.sock", is_socket=True)
+    gateway_socket = _Below("gateway.sock", is_socket=True)
+    tinker_socket = _Below("tinker.sock", is_socket=True)
 
     @property
     def shared_by(self) -> int | None:

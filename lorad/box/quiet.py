@@ -39,19 +39,15 @@ def parse(text: str) -> _Window:
         raise ValueError(f"{text!r} has a time that no clock shows")
     if begin == end:
         raise ValueError(f"{text!r} is empty: a whole day is 00:00-24:00")
-    return _Window(_days(text, days), begin, end - begin if end > begin else end - begin + whole)
-
-
-def _days(text: str, days: str | None) -> frozenset[int]:
     numbers: set[int] = set()
     for part in days.split(",") if days else ["mon-sun"]:
         first, _, last = part.partition("-")
         if first not in _DAYS or (last or first) not in _DAYS:
             raise ValueError(f"{text!r}: {part} is no day; they are {', '.join(_DAYS)}")
-        begin = _DAYS.index(first)
-        count = (_DAYS.index(last or first) - begin) % 7 + 1
-        numbers |= {(begin + step) % 7 for step in range(count)}
-    return frozenset(numbers)
+        first_number = _DAYS.index(first)
+        count = (_DAYS.index(last or first) - first_number) % 7 + 1
+        numbers |= {(first_number + step) % 7 for step in range(count)}
+    return _Window(frozenset(numbers), begin, end - begin if end > begin else end - begin + whole)
 
 
 def quiet_until(windows: Sequence[_Window], at: float) -> float | None:
@@ -62,20 +58,20 @@ def quiet_until(windows: Sequence[_Window], at: float) -> float | None:
     """
     until = None
     for _ in range(_LONGEST):
-        ends = [end for window in windows if (end := _end(window, at if until is None else until))]
+        moment = at if until is None else until
+        now = datetime.fromtimestamp(moment)
+        ends = []
+        for window in windows:
+            for day in (now.date(), now.date() - timedelta(days=1)):
+                begin = datetime.combine(day, datetime.min.time()) + window.begin
+                end = (begin + window.length).replace(fold=1)
+                is_within = (
+                    begin <= now.replace(fold=0) < end or begin.timestamp() <= moment < end.timestamp()
+                )
+                if day.weekday() in window.days and is_within:
+                    ends.append(max(end.timestamp(), end.replace(fold=0).timestamp()))
+                    break
         if not ends:
             break
         until = max(ends)
     return until
-
-
-def _end(window: _Window, at: float) -> float | None:
-    now = datetime.fromtimestamp(at)
-    for day in (now.date(), now.date() - timedelta(days=1)):
-        begin = datetime.combine(day, datetime.min.time()) + window.begin
-        end = (begin + window.length).replace(fold=1)
-        if day.weekday() not in window.days:
-            continue
-        if begin <= now.replace(fold=0) < end or begin.timestamp() <= at < end.timestamp():
-            return max(end.timestamp(), end.replace(fold=0).timestamp())
-    return None

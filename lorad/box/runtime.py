@@ -133,10 +133,6 @@ def choose_threads(
                 f"; only {machine.usable} can run at a time here: slower" if threads > machine.usable else ""
             )
             return threads, Decision(source, text + short)
-    return _automatic_threads(parameters, machine, device, slots)
-
-
-def _automatic_threads(parameters: int, machine: Machine, device: str, slots: int) -> tuple[int, Decision]:
     usable = machine.usable
     if device != "cpu":
         return min(_GPU_THREADS, usable), Decision("automatic", f"{device} computes")
@@ -146,10 +142,9 @@ def _automatic_threads(parameters: int, machine: Machine, device: str, slots: in
             "automatic", f"{millions}: below {SMALL_MODEL / 1e6:.0f} M, decoding gains nothing from several"
         )
     idle = round(machine.all_cores - machine.load)
-    threads = max(1, min(usable // slots, idle, parameters // PER_THREAD))
     shared = f" to {slots} slots" if slots > 1 else ""
     seen = f"{millions}, {usable} of {machine.all_cores} cores granted{shared}, load {machine.load:.1f}"
-    return threads, Decision("load", seen)
+    return max(1, min(usable // slots, idle, parameters // PER_THREAD)), Decision("load", seen)
 
 
 def _choose_wait_policy(threads: int, machine: Machine, overrides: Overrides) -> tuple[_WaitPolicy, Decision]:

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import logging
 from pathlib import Path
-from typing import Any
 
 from lorad.box.config import GatewaySettings
 from lorad.box.private import read_private
@@ -35,17 +34,8 @@ class Tokens:
 
     def owner(self, token: str) -> str | None:
         """Return whose token it is; None for nobody's. A header may have any bytes in it."""
-        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
-        holder = None
-        for owner, digests in self._known().items():
-            for stored in digests:
-                if hmac.compare_digest(digest, stored):
-                    holder = owner  # all are compared, whichever fits
-        return holder
-
-    def _known(self) -> _Digests:
         if self._path is None:
-            return {}
+            return None
         stamp: tuple[int, ...] = ()  # changes with the file, its mode or its owner
         with contextlib.suppress(OSError):
             status = self._path.stat()
@@ -57,7 +47,13 @@ class Tokens:
                 self._digests = read_tokens(self._path)
             except (OSError, SpecError) as error:
                 log.error("nobody is let in by a token: %s", error)
-        return self._digests
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        holder = None
+        for owner, digests in self._digests.items():
+            for stored in digests:
+                if hmac.compare_digest(digest, stored):
+                    holder = owner  # all are compared, whichever fits
+        return holder
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
@@ -90,23 +86,23 @@ def read_tokens(path: Path) -> _Digests:
         raise SpecError(f"{path} is not YAML", hint="Write `owner: token`, one a line.") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path} names no owners", hint="Write `owner: token`, one a line.")
-    return {
-        str(owner): [_digest_of(token, path) for token in (entry if isinstance(entry, list) else [entry])]
-        for owner, entry in data.items()
-    }
-
-
-def _digest_of(token: Any, path: Path) -> bytes:
-    if isinstance(token, str) and token.startswith(_DIGEST):
-        try:
-            digest = bytes.fromhex(token.removeprefix(_DIGEST))
-        except ValueError:
-            digest = b""
-        if len(digest) == hashlib.sha256().digest_size:
-            return digest
-        raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
-    if not isinstance(token, str) or len(token) < _SHORTEST:
-        raise SpecError(
-            f"{path} has a token that is no string of at least {_SHORTEST} characters", hint="Quote it."
-        )
-    return hashlib.sha256(token.encode()).digest()
+    digests: _Digests = {}
+    for owner, entry in data.items():
+        digests[str(owner)] = []
+        for token in entry if isinstance(entry, list) else [entry]:
+            if isinstance(token, str) and token.startswith(_DIGEST):
+                try:
+                    digest = bytes.fromhex(token.removeprefix(_DIGEST))
+                except ValueError:
+                    digest = b""
+                if len(digest) != hashlib.sha256().digest_size:
+                    raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
+            elif isinstance(token, str) and len(token) >= _SHORTEST:
+                digest = hashlib.sha256(token.encode()).digest()
+            else:
+                raise SpecError(
+                    f"{path} has a token that is no string of at least {_SHORTEST} characters",
+                    hint="Quote it.",
+                )
+            digests[str(owner)].append(digest)
+    return digests

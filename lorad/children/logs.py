@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 # a line of what a process warns of, or went on after: no sign of why it ended
@@ -12,12 +13,12 @@ SURVIVED = re.compile(
 _TAIL_BYTES = 65536
 
 
+@dataclass
 class Log:
     """Reads the log of a child, whose present life begins behind the first `began` bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.began = 0
+    path: Path
+    began: int = 0
 
     def size(self) -> int:
         """Return the length in bytes; 0 without a file."""

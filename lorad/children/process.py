@@ -76,7 +76,23 @@ class Child:
         Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it
         started.
         """
-        process, ours = self._spawn()
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:  # the guard's output is the log, and the child's
+            os.fchmod(log, 0o600)
+            self._log.began = os.fstat(log).st_size
+            process, ours = spawn(
+                self.argv,
+                locks=_held_locks(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.env,
+                cwd=self.cwd,
+                umask=0o077,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
         try:
             self._pidfd = os.pidfd_open(process.pid)
             self._end = asyncio.create_task(self._watch(process, ours))
@@ -140,26 +156,6 @@ class Child:
         """
         return self._log.tail(lines, since)
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """Start the guard, with the log as its output and the child's."""
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(log, 0o600)
-            self._log.began = os.fstat(log).st_size
-            return spawn(
-                self.argv,
-                locks=_held_locks(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | self.env,
-                cwd=self.cwd,
-                umask=0o077,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-
     async def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
         """Wait for the end of the guard, and say how its child ended. `ours` is open as long as it lives."""
         gone = asyncio.Event()
@@ -209,41 +205,26 @@ def sweep(record: Path) -> bool:
         return False
     was_any = False
     if life.boot_id == boot_id():
-        was_any = _end_guard(life)
-        was_any |= _kill_writers(life)
+        with contextlib.suppress(ProcessLookupError), opened(life.guard_pid) as pidfd:
+            if life.guardian.is_alive:  # it kills its child
+                over = select.poll()
+                over.register(pidfd, select.POLLIN)
+                for number in (guard.KILL_NOW, signal.SIGKILL):
+                    signal.pidfd_send_signal(pidfd, number)
+                    if over.poll(KILL_SECONDS * 1000):
+                        break
+                was_any = True
+        # what a killed guard could not kill: the processes of this life whose output is the child's log
+        running: set[int] = set()
+        deadline = time.monotonic() + KILL_SECONDS
+        while (running := _processes(life, running)) and time.monotonic() < deadline:
+            was_any = True
+            for pid in running:  # some were ending already
+                with contextlib.suppress(ProcessLookupError, PermissionError), opened(pid) as pidfd:
+                    if _writes_for(pid, life):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            time.sleep(0.01)
     record.unlink(missing_ok=True)
-    return was_any
-
-
-def _end_guard(life: Life) -> bool:
-    """Have the guard kill its child; False when the guard is gone."""
-    with contextlib.suppress(ProcessLookupError), opened(life.guard_pid) as pidfd:
-        if not life.guardian.is_alive:
-            return False
-        over = select.poll()
-        over.register(pidfd, select.POLLIN)
-        for number in (guard.KILL_NOW, signal.SIGKILL):
-            signal.pidfd_send_signal(pidfd, number)
-            if over.poll(KILL_SECONDS * 1000):
-                break
-        return True
-    return False
-
-
-def _kill_writers(life: Life) -> bool:
-    """Kill what a killed guard could not: the processes of this life whose output is the child's log. Wait
-    until they are gone, and those that were ending already. Returns False when there was none.
-    """
-    was_any = False
-    running: set[int] = set()
-    deadline = time.monotonic() + KILL_SECONDS
-    while (running := _processes(life, running)) and time.monotonic() < deadline:
-        was_any = True
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError, PermissionError), opened(pid) as pidfd:
-                if _writes_for(pid, life):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        time.sleep(0.01)
     return was_any
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -35,7 +34,20 @@ def dump(launcher: int, log: Path) -> None:
                 state = psutil.Process(pid).status()  # as the kernel names it: sleeping, stopped, …
             file.write(f"stacks of rank {rank} (pid {pid}, {state}):\n".encode())
             file.flush()
-            if program is None or not _spied(program, pid, file):
+            is_dumped = False
+            if program is not None:  # which does not stop it, since it might never resume
+                command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    done = subprocess.run(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                        timeout=_DUMP_SECONDS,
+                        check=False,
+                    )
+                    is_dumped = done.returncode == 0
+            if not is_dumped:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, DUMP)
                 time.sleep(_ASKED_SECONDS)
@@ -45,17 +57,3 @@ def spy() -> str | None:
     """Return the path of py-spy, beside this interpreter or in PATH; None where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _spied(program: str, pid: int, file: IO[bytes]) -> bool:
-    """Dump a process's stacks by py-spy, without stopping it, since it might never resume; returns whether
-    that worked.
-    """
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    try:
-        done = subprocess.run(
-            command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=_DUMP_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -39,7 +39,7 @@ class _FunctionInFile(Protocol):
     memory_key: str
 
 
-class Keywords(NamedTuple):
+class _Keywords(NamedTuple):
     """The parameters of a function.
 
     takes_all: whether it takes any other keyword too.
@@ -140,13 +140,13 @@ def import_function(code: _FunctionInFile) -> Callable[..., Any]:
     return function
 
 
-def keywords_of(function: Callable[..., Any], name: str) -> Keywords:
+def keywords_of(function: Callable[..., Any], name: str) -> _Keywords:
     """Look at a function's parameters. Raises LoradError for one that cannot be called by keyword."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
         raise LoradError(f"{name} has positional-only parameters", hint="It is called by keyword.")
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return Keywords(
+    return _Keywords(
         names={p.name for p in named},
         required=[p.name for p in named if p.default is p.empty],
         takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),

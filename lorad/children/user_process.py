@@ -291,18 +291,13 @@ def _pass_on(source: IO[bytes], target: int) -> None:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             room -= len(data)
-            left_out = _say(target, left_out)
-            _write(target, data)
-    _say(target, left_out)
+            _write(target, left_out, data)
+            left_out = 0
+    _write(target, left_out)
 
 
-def _say(target: int, left_out: int) -> int:
-    """Write how many bytes were left out, if any; return 0, the new count."""
-    if left_out:
-        _write(target, f"\n[lorad] {left_out} bytes of what user code printed were left out here\n".encode())
-    return 0
-
-
-def _write(target: int, data: bytes) -> None:
+def _write(target: int, left_out: int, data: bytes = b"") -> None:
+    """Write how many bytes were left out, if any, and then `data`."""
+    note = f"\n[lorad] {left_out} bytes of what user code printed were left out here\n" if left_out else ""
     with contextlib.suppress(OSError):  # a full disk takes no log, and ends no run for it
-        os.write(target, data)
+        os.write(target, note.encode() + data)

@@ -110,8 +110,23 @@ class Choice(Struct, frozen=True):
     reverse: bool = False
 
     def test(self) -> Callable[[ScoredSample], bool]:
-        """Return a function that tells whether a sample is chosen. Raises SpecError."""
-        words = _words(self.where)
+        """Return a function that tells whether a sample is chosen. Raises SpecError for an amount without a
+        number.
+        """
+        words = list[_ChoiceWord]()
+        for no, end, amount, sign, quoted, plain in _WORD.findall(self.where):
+            value = quoted or plain
+            if amount:
+                try:
+                    float(value)
+                except ValueError:
+                    hint = f"For example: {amount}{sign}1"
+                    raise SpecError(f"{amount}{sign}{value[:40]} has no number", hint=hint) from None
+                words.append(_ChoiceWord(bool(no), amount, sign, value))
+            elif plain in ("failed", TRUNCATED) and not end:
+                words.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
+            elif end or value:
+                words.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
         return lambda sample: all(word.holds(sample) for word in words)
 
     def options(self) -> str:
@@ -141,22 +156,3 @@ def ordered_by(text: str) -> Order:
         if order == text:
             return order
     raise SpecError(f"samples are not sorted by {text[:40]}", hint=f"Sort by one of: {', '.join(ORDERS)}.")
-
-
-def _words(text: str) -> list[_ChoiceWord]:
-    """Split what was typed into words. Raises SpecError for an amount without a number."""
-    words = list[_ChoiceWord]()
-    for no, end, amount, sign, quoted, plain in _WORD.findall(text):
-        value = quoted or plain
-        if amount:
-            try:
-                float(value)
-            except ValueError:
-                hint = f"For example: {amount}{sign}1"
-                raise SpecError(f"{amount}{sign}{value[:40]} has no number", hint=hint) from None
-            words.append(_ChoiceWord(bool(no), amount, sign, value))
-        elif plain in ("failed", TRUNCATED) and not end:
-            words.append(_ChoiceWord(bool(no), "end" if plain == TRUNCATED else plain, "", plain))
-        elif end or value:
-            words.append(_ChoiceWord(bool(no), end, "", value if end else value.casefold()))
-    return words

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from lorad.box.paths import Home
 from lorad.client.answers import Query, answer_of, written
-from lorad.client.boxes.hosts import Place, home_of, place, transport_of
+from lorad.client.boxes.hosts import Place, place
 from lorad.client.choice import Choice
 from lorad.client.transport import Transport
-from lorad.errors import DaemonUnreachable, from_wire
+from lorad.errors import DaemonUnreachable, SpecError, from_wire
 from lorad.records import requests
 from lorad.records.bill import Bill
 from lorad.records.checks import Check
@@ -56,12 +56,20 @@ class Client:
         self, where: "Place | None" = None, *, timeout: float = 600.0, transport: Transport | None = None
     ) -> None:
         self.where = where or place()
-        self._http = transport or transport_of(self.where, timeout)
+        if transport is not None:
+            self._http = transport
+        elif isinstance(self.where, Home):
+            self._http = Transport(self.where.socket, timeout)
+        else:
+            self._http = self.where.transport(timeout)
 
     @property
     def home(self) -> Home:
         """The home, with files on this machine. Raises SpecError where it is on another one."""
-        return home_of(self.where)
+        if isinstance(self.where, Home):
+            return self.where
+        message = f"this reads files of lorad's home, which is on {self.where.name}"
+        raise SpecError(message, hint=f"Call it there: `ssh {self.where.entry.ssh}`.")
 
     def telling(self, tell: Callable[[str], None]) -> "Client":
         """Call `tell` with what the daemon does while this client waits for it, and with "" at the end."""

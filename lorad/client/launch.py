@@ -50,7 +50,13 @@ def start(client: Client, *, system: bool = False) -> None:
         raise DaemonUnreachable(
             f"no daemon answers in {home.root}, which is a shared one of user {owner}", hint=hint
         )
-    _refuse_unusable(home)
+    try:
+        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_open(home.root)
+        home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        hint = "Set LORAD_HOME to a directory that you may write; `lorad doctor` checks it."
+        raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
     with contextlib.ExitStack() as stack:
         try:
             log: IO[bytes] = stack.enter_context(home.daemon_log.open("a+b"))
@@ -68,17 +74,6 @@ def start(client: Client, *, system: bool = False) -> None:
     raise DaemonUnreachable(f"the daemon did not start:\n{tail}", hint=f"Its log is {home.daemon_log}.")
 
 
-def _refuse_unusable(home: Home) -> None:
-    """Make the home if need be. Raises StorageError, and NotAllowed where others could write there."""
-    try:
-        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        refuse_open(home.root)
-        home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
-    except OSError as error:
-        hint = "Set LORAD_HOME to a directory that you may write; `lorad doctor` checks it."
-        raise StorageError(f"{home.root} cannot be used as home: {error.strerror}", hint=hint) from None
-
-
 def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bool:
     """Wait until a daemon answers. Returns False when it does not in time, or when `process` ends.
 
@@ -91,25 +86,21 @@ def _await_answer(client: Client, process: subprocess.Popen[bytes] | None) -> bo
             if int(waited) > second and Transport.on_wait is not None:
                 second = int(waited)
                 Transport.on_wait(f"starting the daemon, {duration(second)}")
-            if (answers := _answers(client, process)) is not None:
-                return answers
-            time.sleep(0.02)
+            try:
+                pid = client.status().pid
+            except DaemonUnreachable:
+                if process is not None and process.poll() not in (None, 0):
+                    return False
+                time.sleep(0.02)
+                continue
+            if process is not None and pid != process.pid:  # another was quicker: ours ends when it sees it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_START_SECONDS)
+            return True
     finally:
         if second and Transport.on_wait is not None:
             Transport.on_wait("")
     return False
-
-
-def _answers(client: Client, process: subprocess.Popen[bytes] | None) -> bool | None:
-    """Check whether a daemon answers; None where it does not yet."""
-    try:
-        pid = client.status().pid
-    except DaemonUnreachable:
-        return False if process is not None and process.poll() not in (None, 0) else None
-    if process is not None and pid != process.pid:  # another one was quicker: ours ends when it sees that
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_START_SECONDS)
-    return True
 
 
 def _spawn(home: Home, log: IO[bytes], *, system: bool = False) -> subprocess.Popen[bytes]:

@@ -22,6 +22,8 @@ _FILES = (
 _REFERENCE = "algorithm.kl.reference"
 _MODELS = ("model.path", "algorithm.teacher")
 KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may be paths
+_OF_SETS = {"data": "data.eval", "reward": "reward", "name": "reward.name", "python": "reward.python"}
+"""By a key of a set of held-out problems, the key of a run that means the same."""
 _DATA_FILES = (".jsonl", ".parquet", ".csv", ".json")
 
 
@@ -38,20 +40,15 @@ def from_here(overrides: Sequence[str], where: "Place | None" = None) -> list[st
 def changed(override: str, cwd: Path) -> str:
     """Make the paths of one `key=value` absolute."""
     key, equals, text = override.partition("=")
-    if not equals or _meaning(key.strip()) not in KEYS:
+    meaning = key.strip()
+    section, _, last = meaning.rpartition(".")
+    if section.startswith("eval.sets."):
+        meaning = _OF_SETS.get(last, meaning)
+    if not equals or meaning not in KEYS:
         return override
     # a sweep separates by commas
     values = [text] if text.lstrip()[:1] in ("'", '"', "{", "[") else text.split(",")
-    return f"{key}={','.join(_anchored(_meaning(key.strip()), value, cwd) for value in values)}"
-
-
-def _meaning(key: str) -> str:
-    """Return the key of a run that means the same as this key of a set of held-out problems."""
-    section, _, last = key.rpartition(".")
-    if not section.startswith("eval.sets."):
-        return key
-    same = {"data": "data.eval", "reward": "reward", "name": "reward.name", "python": "reward.python"}
-    return same.get(last, key)
+    return f"{key}={','.join(_anchored(meaning, value, cwd) for value in values)}"
 
 
 def _anchored(key: str, text: str, cwd: Path) -> str:

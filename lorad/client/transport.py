@@ -153,7 +153,12 @@ class Transport:
                     text = answer.read()
             except _CUT_OFF as error:
                 raise self.broken(method, path, error) from error
-            raise from_wire(_error_of(answer.status, text))
+            try:
+                wired: dict[str, str] = json.loads(text)["error"]
+            except (ValueError, KeyError, TypeError):
+                message = f"the daemon answered {answer.status}: {text[:200]!r}"
+                wired = {"kind": "LoradError", "message": message, "hint": ""}
+            raise from_wire(wired)
         return answer
 
     def _asked(self, method: str, path: str, data: bytes) -> _HttpAnswer:
@@ -176,7 +181,14 @@ class Transport:
                 connection.sendall("\r\n".join(lines).encode("ascii") + data)
             file = connection.makefile("rb")  # which keeps the connection
         try:
-            return _head(file)
+            if not (first := file.readline(_LINE)):
+                raise EOFError("the connection was closed")
+            _, status, *_ = first.split()
+            headers = {}
+            while (line := file.readline(_LINE)).strip():
+                name, _, value = line.decode("latin-1").partition(":")
+                headers[name.strip().lower()] = value.strip()
+            return _HttpAnswer(int(status), headers, file)
         except BaseException:
             file.close()
             raise
@@ -214,25 +226,3 @@ class Transport:
             finally:
                 Transport.on_dead = start
             connection.connect(str(self.socket))
-
-
-def _head(file: BufferedReader) -> _HttpAnswer:
-    """Read the head of an answer. Raises what is in _CUT_OFF."""
-    if not (first := file.readline(_LINE)):
-        raise EOFError("the connection was closed")
-    _, status, *_ = first.split()
-    headers: dict[str, str] = {}
-    while (line := file.readline(_LINE)).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return _HttpAnswer(int(status), headers, file)
-
-
-def _error_of(status: int, text: bytes) -> dict[str, str]:
-    """Read the error in the body of an answer, or make one of a body that has none."""
-    try:
-        error: dict[str, str] = json.loads(text)["error"]
-        return error
-    except (ValueError, KeyError, TypeError):
-        message = f"the daemon answered {status}: {text[:200]!r}"
-        return {"kind": "LoradError", "message": message, "hint": ""}

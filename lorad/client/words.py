@@ -70,14 +70,10 @@ def place_in_words(run: Run) -> str:
     """Say where a run stands in the queue, and why others come first; "" where nobody else waits."""
     if run.queue is None or run.queue.of < 2:
         return ""
-    place = f"{ordinal(run.queue.place)} of {run.queue.of} in the queue"
+    nth = run.queue.place
+    ending = "th" if nth // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(nth % 10, "th")
+    place = f"{nth}{ending} of {run.queue.of} in the queue"
     return f"{place}: {run.queue.behind}" if run.queue.behind else place
-
-
-def ordinal(number: int) -> str:
-    """Write a number as 1st, 2nd, 3rd, 4th."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number // 10 % 10 == 1 else ending}"
 
 
 def failures(run: Run) -> str:

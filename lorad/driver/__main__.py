@@ -21,7 +21,7 @@ with quick_imports():
     from lorad.driver.session import Judges, Session, State
     from lorad.driver.user.functions import UserFunctions
     from lorad.envs.host import Hosts
-    from lorad.envs.programs import ProgramHosts, open_hosts
+    from lorad.envs.programs import ProgramHosts, is_program
     from lorad.envs.rendered import open_format
     from lorad.models.directory import resolve
     from lorad.models.facts import read_facts
@@ -98,7 +98,12 @@ def _open_hosts(
     """Return what plays the episodes of a spec, if it has any. Raises SpecError."""
     if spec.env.name is None:
         return None
-    hosts = open_hosts(spec.env, cwd, open_format(spec, tokenizer), door)
+    format = open_format(spec, tokenizer)
+    hosts: Hosts | ProgramHosts
+    if is_program(spec.env, cwd):
+        hosts = ProgramHosts(spec.env, cwd, format, door)
+    else:
+        hosts = Hosts(spec.env, cwd, format)
     stack.callback(hosts.close)
     return hosts
 

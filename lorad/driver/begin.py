@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.setup import adapter_config
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
@@ -61,15 +60,14 @@ def begin(session: Session) -> PoolInfo:
     reference_base = _compare_with_teacher(session, info, records)
     compare_with_reference(session.params.reference, reference_base, sizes_of(session.spec.trainer))
     inputs = _keep_inputs(session, Path(info.model_path))
-    _compare_inputs(session, _inputs_before(records), inputs)
+    _compare_inputs(session, records, inputs)
     restored = checkpoint.find(session, facts)
     if restored and restored.state.stream and session.train_data.stream is not None:
         session.train_data.stream.restore(restored.state.stream)
     rollouts = pending.read(session, restored.path, facts) if restored else []
     opened = _open_slot(session, info, restored)  # the pool says how far it is
     session.tokens_per_microbatch = opened.tokens_per_microbatch
-    begun = _attempt(session, info, restored, opened, inputs)
-    _journal(session, info, restored, begun, again=any(r.kind in _FACTS for r in records))
+    _journal(session, info, restored, opened, inputs, again=any(r.kind in _FACTS for r in records))
     for field in State.__struct_fields__:
         setattr(session.state, field, getattr(restored.state if restored else State(), field))
     session.reference = restored.reference if restored else None
@@ -85,20 +83,6 @@ def begin(session: Session) -> PoolInfo:
     if session.spec.rollout.max_staleness:
         session.ahead = Ahead(session, rollouts)
     return info
-
-
-def _journal(
-    session: Session, info: PoolInfo, restored: checkpoint.Restored | None, begun: AttemptFact, *, again: bool
-) -> None:
-    """Write down what the attempt begins with, and on which nodes. again: something came before, of which
-    only what led to `restored` counts from now on.
-    """
-    step = restored.state.step if restored else 0
-    session.journal.append("attempt", step, begun)
-    if again:
-        session.journal.append("rewind", session.state.step, {"to": restored.state.step if restored else -1})
-    if info.nodes:
-        session.journal.append("placed", step, Placed(info.nodes, session.spec.trainer.ranks))
 
 
 def refuse_unknown_loss(session: Session, info: PoolInfo) -> None:
@@ -144,11 +128,18 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
     reference = LoadVersion(name, kl.directory, kl.sha256) if kl else None
     if restored is not None and restored.reference is not None:
         reference = LoadVersion(name, str(restored.reference), restored.state.reference_sha256)
+    critic = None
+    if spec.algorithm.has_critic:  # as the checkpoint has it; a new one is shaped like the policy's adapter
+        adapter = adapter_config(spec, model)
+        rank = spec.algorithm.critic.rank or adapter.rank
+        of_experts = max(1, adapter.rank_of_experts * rank // adapter.rank)
+        alpha = adapter.alpha * rank / adapter.rank
+        critic = OpenCritic(rank, alpha, _critic_before(session, restored), of_experts)
     request = replace(
         open_of(spec, model, Path(params.cwd)),
         resume_from=str(restored.path) if restored else params.start_from,
         kept=spec.rollout.max_staleness + 2,
-        critic=_critic(session, restored, adapter_config(spec, model)),
+        critic=critic,
         reference=reference,
         has_teacher=spec.algorithm.teacher is not None,
         step=restored.state.step if restored else 0,
@@ -163,22 +154,6 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
             flush=True,
         )
     return opened
-
-
-def _critic(
-    session: Session, restored: checkpoint.Restored | None, adapter: AdapterConfig
-) -> OpenCritic | None:
-    """Return the critic as the checkpoint has it; a new one, shaped like the policy's adapter, where that has
-    none.
-    """
-    algorithm = session.spec.algorithm
-    if not algorithm.has_critic:
-        return None
-    rank = algorithm.critic.rank or adapter.rank
-    of_experts = max(1, adapter.rank_of_experts * rank // adapter.rank)
-    return OpenCritic(
-        rank, adapter.alpha * rank / adapter.rank, _critic_before(session, restored), of_experts
-    )
 
 
 def _critic_before(session: Session, restored: checkpoint.Restored | None) -> str | None:
@@ -208,32 +183,21 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
             hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
         )
     if own and own[0]["data_sha256"] != session.train_data.digest:
-        _refuse_changed_stream(session, _inputs_before(records))
-        session.warn(
-            f"{name_of(session.spec.data.train)} is not what it was in the attempt before: "
-            "other batches will come"
-        )
+        source = session.spec.data.train
+        previous = own[0].get("inputs", {}).get("data.train")
+        if session.train_data.stream is not None and previous is not None and isinstance(source, str):
+            path = str(Path(session.params.cwd) / expanded(source))
+            if path == previous["path"]:  # else another file was asked for
+                raise Conflict(
+                    f"data.train: {path} is not what it was in the attempt before, and it is streamed",
+                    hint="Put the file back, or name another: "
+                    f"`lorad resume {session.params.run} data.train=FILE`.",
+                )
+        session.warn(f"{name_of(source)} is not what it was in the attempt before: other batches will come")
     if own and own[0].get("products", "") != info.products and not session.plays_freely:
         session.warn(
             "products are computed in other forms than in the attempt before (another CPU, torch or number "
             "of threads): the weights will differ in rounding"
-        )
-
-
-def _refuse_changed_stream(session: Session, inputs: Mapping[str, Any]) -> None:
-    """Raise Conflict when the file that is streamed is the one of the attempt before, with other content.
-
-    Another file may have been asked for; `inputs` describes what the attempt before read.
-    """
-    source = session.spec.data.train
-    previous = inputs.get("data.train")
-    if session.train_data.stream is None or previous is None or not isinstance(source, str):
-        return
-    path = str(Path(session.params.cwd) / expanded(source))
-    if path == previous["path"]:
-        raise Conflict(
-            f"data.train: {path} is not what it was in the attempt before, and it is streamed",
-            hint=f"Put the file back, or name another: `lorad resume {session.params.run} data.train=FILE`.",
         )
 
 
@@ -260,13 +224,6 @@ def _compare_with_teacher(session: Session, info: PoolInfo, records: Sequence[Re
     return replace(info, model=teacher, model_sha256=info.teacher_sha256, base_checksum="")
 
 
-def _inputs_before(records: Sequence[Record]) -> Mapping[str, Any]:
-    """Return the inputs of the attempt before; empty when there was none."""
-    attempt = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
-    inputs: Mapping[str, Any] = attempt.get("inputs", {})
-    return inputs
-
-
 def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: Mapping[str, int]) -> None:
     """Raise Conflict where the reference is a version of a run on other weights."""
     if reference is not None and is_same_base(reference.bases, info, sizes) is False:
@@ -277,20 +234,26 @@ def compare_with_reference(reference: Reference | None, info: PoolInfo, sizes: M
         )
 
 
-def _attempt(
+def _journal(
     session: Session,
     info: PoolInfo,
     restored: checkpoint.Restored | None,
     opened: Opened,
     inputs: dict[str, Input],
-) -> AttemptFact:
+    *,
+    again: bool,
+) -> None:
+    """Write down what the attempt begins with, and on which nodes. again: something came before, of which
+    only what led to `restored` counts from now on.
+    """
+    resumed_from = restored.state.step if restored else None
     kl = session.params.reference
-    return AttemptFact(
+    begun = AttemptFact(
         pid=os.getpid(),
         steps=session.params.steps,
         pool=info.pool,
         base_checksum=info.base_checksum,
-        resumed_from=restored.state.step if restored else None,
+        resumed_from=resumed_from,
         parameters=opened.parameters,
         data_sha256=session.train_data.digest,
         model_sha256=info.model_sha256,
@@ -307,6 +270,12 @@ def _attempt(
         rows=row_counts(session),
         products=info.products,
     )
+    session.journal.append("attempt", resumed_from or 0, begun)
+    if again:
+        to = -1 if resumed_from is None else resumed_from
+        session.journal.append("rewind", session.state.step, {"to": to})
+    if info.nodes:
+        session.journal.append("placed", resumed_from or 0, Placed(info.nodes, session.spec.trainer.ranks))
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
@@ -353,11 +322,12 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
     return inputs
 
 
-def _compare_inputs(session: Session, before: Mapping[str, Any], now: Mapping[str, Input]) -> None:
+def _compare_inputs(session: Session, records: Sequence[Record], now: Mapping[str, Input]) -> None:
     """Warn of every file whose text changed since the attempt before; data to train on are compared by their
     rows.
     """
-    for key, old in msgspec.convert(before, dict[str, Input]).items():
+    before = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
+    for key, old in msgspec.convert(before.get("inputs", {}), dict[str, Input]).items():
         new = now.get(key)
         if new is None or key.startswith("data.train"):
             continue

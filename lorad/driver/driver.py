@@ -17,13 +17,12 @@ from lorad.driver.record import record
 from lorad.driver.sample import sample
 from lorad.driver.sampling.admission import remember
 from lorad.driver.score import choose, score, too_many_failed
-from lorad.driver.session import Rollout, Session, StepSelection
+from lorad.driver.session import Session
 from lorad.driver.train import adapt_kl, train, untrained
 from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
 from lorad.protocol.calls import Nothing, SlotClosed
 from lorad.protocol.journal import EndFact
-from lorad.protocol.status import PoolInfo
 
 
 def drive(session: Session) -> EndFact:
@@ -32,7 +31,11 @@ def drive(session: Session) -> EndFact:
     Raises what stopped it otherwise.
     """
     info = begin(session)
-    objective = _objective(session, info)
+    objective: supervised.Objective | None = None  # where the data hold the completions
+    if session.spec.algorithm.kind == "sft":
+        objective = supervised.Likelihood()
+    elif session.spec.algorithm.kind == "preference":
+        objective = Preferences(session, info)
     if not session.state.step:
         judge_expectations(session)
     with session.ahead or contextlib.nullcontext():
@@ -55,17 +58,6 @@ def drive(session: Session) -> EndFact:
     return EndFact("stopped", done) if session.steps_left else EndFact("completed", done)
 
 
-def _objective(session: Session, info: PoolInfo) -> supervised.Objective | None:
-    """Return what is minimised where the data hold the completions; None for reinforcement learning."""
-    match session.spec.algorithm.kind:
-        case "sft":
-            return supervised.Likelihood()
-        case "preference":
-            return Preferences(session, info)
-        case _:
-            return None
-
-
 def _step(session: Session) -> None:
     """Make one step on samples of the current version, or of one that is not too old. Without an update there
     is no new version. Raises LoradError where too many rewards failed.
@@ -77,7 +69,13 @@ def _step(session: Session) -> None:
     scores = score(session, rollout)
     scored = choose(session, rollout, scores)
     if error := too_many_failed(session, scores):
-        _give_up(session, rollout, scored, started)
+        # a checkpoint from which a resume makes this step again, and the step's samples to be read
+        session.state.position = rollout.plan.position
+        if session.ahead is not None:
+            session.ahead.put_back(rollout)
+        if session.state.step and not checkpoint.is_written(session):
+            checkpoint.checkpoint(session)
+        record(session, rollout, scored, None, untrained(session), started)
         raise error
     weighed = weigh(session, rollout, scored, look(session, rollout, scored))
     trained = train(session, rollout, scored, weighed)
@@ -96,39 +94,23 @@ def _step(session: Session) -> None:
 
 
 def _keep(session: Session) -> None:
-    """Checkpoint a step where that is due. Raises LoradError where too many steps in a row were skipped."""
-    endless = _endless_skips(session)
-    if endless or checkpoint.is_due(session) or is_among_best(session):
-        publish_changes(session, session.state.step)
-        checkpoint.checkpoint(session)
-    if endless:
-        raise endless
-
-
-def _give_up(session: Session, rollout: Rollout, scored: StepSelection, started: float) -> None:
-    """Leave a checkpoint from which a resume makes this step again, and the step's samples to be read."""
-    session.state.position = rollout.plan.position
-    if session.ahead is not None:
-        session.ahead.put_back(rollout)
-    if session.state.step and not checkpoint.is_written(session):
-        checkpoint.checkpoint(session)
-    record(session, rollout, scored, None, untrained(session), started)
-
-
-def _endless_skips(session: Session) -> LoradError | None:
-    """Return the error that ends a run after trainer.max_skipped_steps skipped steps in a row; None: fewer
-    were skipped.
+    """Checkpoint a step where that is due. Raises LoradError after trainer.max_skipped_steps skipped steps in
+    a row.
 
     A resume counts from zero, and begins with the data after the skipped steps.
     """
     count = session.state.skipped_steps
-    if count < session.spec.trainer.max_skipped_steps:
-        return None
-    session.state.skipped_steps = 0
-    run = session.params.run
-    return LoradError(
-        f"loss or gradient was not finite in {count} steps in a row up to step {session.state.step}; none "
-        "was applied",
-        hint=f"`lorad resume {run} trainer.lr=…` continues with the next data at a lower rate; "
-        f"`lorad checkpoints {run}` lists where else it can begin.",
-    )
+    is_endless = count >= session.spec.trainer.max_skipped_steps
+    if is_endless:
+        session.state.skipped_steps = 0
+    if is_endless or checkpoint.is_due(session) or is_among_best(session):
+        publish_changes(session, session.state.step)
+        checkpoint.checkpoint(session)
+    if is_endless:
+        run = session.params.run
+        raise LoradError(
+            f"loss or gradient was not finite in {count} steps in a row up to step {session.state.step}; "
+            "none was applied",
+            hint=f"`lorad resume {run} trainer.lr=…` continues with the next data at a lower rate; "
+            f"`lorad checkpoints {run}` lists where else it can begin.",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -120,8 +120,42 @@ class _KeptRollout(Struct, frozen=True):
 
 def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
     """Write rollouts into a checkpoint that is being written; no file where there are none."""
-    if rollouts:
-        (directory / _FILE).write_bytes(msgspec.msgpack.encode([_kept(rollout) for rollout in rollouts]))
+    records = list[_KeptRollout]()
+    for rollout in rollouts:
+        planned = rollout.plan
+        samples = rollout.samples
+        scores = rollout.scoring.scores()
+        examples = [group[0].example for group in rollout.groups]
+        episodes = [sample.episode for sample in samples]
+        episodes = episodes if any(episodes) else []
+        masks = (b"\1" * s.tokens.size if s.sampled is None else s.sampled.tobytes() for s in samples)
+        record = _KeptRollout(
+            step=planned.step,
+            position=planned.position,
+            version=planned.version,
+            trained=planned.trained,
+            places=rollout.places,
+            consumed=rollout.consumed,
+            sampled=rollout.sampled,
+            made=rollout.tokens,
+            digest=_digest(examples, of_rows=bool(episodes)),
+            lengths=[sample.tokens.size for sample in samples],
+            finishes=[sample.finish for sample in samples],
+            tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
+            logprobs=np.concatenate([sample.logprobs for sample in samples]).astype("<f4").tobytes(),
+            scores=None if any(score.value is None for score in scores) else scores,
+            seconds=rollout.seconds,
+            waited=rollout.waited,
+            episodes=episodes,
+            forks=[sample.forks for sample in samples] if episodes else [],
+            masks=b"".join(masks) if episodes else b"",
+            beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
+            routes=_KeptRoutes.of(samples),
+            left_out={**rollout.left_out},
+        )
+        records.append(record)
+    if records:
+        (directory / _FILE).write_bytes(msgspec.msgpack.encode(records))
 
 
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
@@ -145,59 +179,22 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
                 f"version of step {rollout.trained} that counts",
                 hint=f"Continue from another checkpoint: `lorad checkpoints {session.params.run}`.",
             )
-    return list(_usable(session, rollouts))
-
-
-def _usable(session: Session, rollouts: list[_KeptRollout]) -> Iterator[Rollout]:
+    usable = list[Rollout]()
     limit = session.spec.rollout.max_staleness
-    for kept in rollouts:
-        looked = session.train_data.take(kept.position, kept.places[-1] + 1)
-        examples = [looked[place] for place in kept.places]
-        is_changed = _digest(examples, of_rows=bool(kept.episodes)) != kept.digest
-        why = "is older than rollout.max_staleness allows" if kept.step - kept.trained > limit else ""
+    for rollout in rollouts:
+        looked = session.train_data.take(rollout.position, rollout.places[-1] + 1)
+        examples = [looked[place] for place in rollout.places]
+        is_changed = _digest(examples, of_rows=bool(rollout.episodes)) != rollout.digest
+        why = "is older than rollout.max_staleness allows" if rollout.step - rollout.trained > limit else ""
         why = why or ("saw other prompts than there are now" if is_changed else "")
         if why:
             session.warn(
-                f"the version that made the samples in the checkpoint for step {kept.step + 1} {why}: "
+                f"the version that made the samples in the checkpoint for step {rollout.step + 1} {why}: "
                 "they are made again, by the next one"
             )
-            return
-        yield _rollout(session, kept, examples)
-
-
-def _kept(rollout: Rollout) -> _KeptRollout:
-    planned = rollout.plan
-    samples = rollout.samples
-    scores = rollout.scoring.scores()
-    examples = [group[0].example for group in rollout.groups]
-    episodes = [sample.episode for sample in samples]
-    episodes = episodes if any(episodes) else []
-    return _KeptRollout(
-        step=planned.step,
-        position=planned.position,
-        version=planned.version,
-        trained=planned.trained,
-        places=rollout.places,
-        consumed=rollout.consumed,
-        sampled=rollout.sampled,
-        made=rollout.tokens,
-        digest=_digest(examples, of_rows=bool(episodes)),
-        lengths=[sample.tokens.size for sample in samples],
-        finishes=[sample.finish for sample in samples],
-        tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
-        logprobs=np.concatenate([sample.logprobs for sample in samples]).astype("<f4").tobytes(),
-        scores=None if any(score.value is None for score in scores) else scores,
-        seconds=rollout.seconds,
-        waited=rollout.waited,
-        episodes=episodes,
-        forks=[sample.forks for sample in samples] if episodes else [],
-        masks=b"".join(b"\1" * s.tokens.size if s.sampled is None else s.sampled.tobytes() for s in samples)
-        if episodes
-        else b"",
-        beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
-        routes=_KeptRoutes.of(samples),
-        left_out={**rollout.left_out},
-    )
+            break
+        usable.append(_rollout(session, rollout, examples))
+    return usable
 
 
 def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> Rollout:
@@ -206,7 +203,22 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     if kept.episodes:
         begun = zip(each, kept.beginnings, strict=True)
         each = [changed(example, prompt=text, tokens=tokens) for example, (text, tokens) in begun]
-    samples = _samples(session, kept, each)
+    version = session.name_of(kept.version)
+    cuts = np.cumsum(kept.lengths)[:-1]
+    tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
+    logprobs = np.frombuffer(kept.logprobs, "<f4").astype(np.float32)
+    episodes = kept.episodes or [None] * len(tokens)
+    forks = kept.forks or [()] * len(tokens)
+    encoded = kept.masks if kept.episodes else b"\1" * sum(kept.lengths)
+    masks = np.split(np.frombuffer(encoded, np.bool_), cuts)
+    of_samples = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
+    texts = [
+        session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) if one is None else one.text
+        for part, one in zip(tokens, episodes, strict=True)
+    ]
+    sampled = [None if one is None else mask for one, mask in zip(episodes, masks, strict=True)]
+    rows = zip(each, tokens, of_samples, kept.finishes, texts, sampled, episodes, forks, strict=True)
+    samples = [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
     samples = samples if kept.routes is None else kept.routes.given(samples)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     if kept.scores:
@@ -237,27 +249,6 @@ def _scored(session: Session, groups: list[list[Sample]]) -> Scoring:
     raw = session.rewarder.wants_raw
     inputs = [[sample.for_reward(session.tokenizer, raw=raw) for sample in group] for group in groups]
     return session.rewarder.begin(inputs)
-
-
-def _samples(session: Session, kept: _KeptRollout, examples: list[Example]) -> list[Sample]:
-    """Return the samples again, each with its example."""
-    version = session.name_of(kept.version)
-    size = len(kept.lengths) // len(kept.places)
-    cuts = np.cumsum(kept.lengths)[:-1]
-    tokens = np.split(np.frombuffer(kept.tokens, "<i4").astype(np.int32), cuts)
-    logprobs = np.frombuffer(kept.logprobs, "<f4").astype(np.float32)
-    episodes = kept.episodes or [None] * len(tokens)
-    forks = kept.forks or [()] * len(tokens)
-    encoded = kept.masks if kept.episodes else b"\1" * sum(kept.lengths)
-    masks = np.split(np.frombuffer(encoded, np.bool_), cuts)
-    parts = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
-    texts = [
-        session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) if one is None else one.text
-        for part, one in zip(tokens, episodes, strict=True)
-    ]
-    sampled = [None if one is None else mask for one, mask in zip(episodes, masks, strict=True)]
-    rows = zip(examples, tokens, parts, kept.finishes, texts, sampled, episodes, forks, strict=True)
-    return [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
 
 
 def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:

@@ -43,27 +43,25 @@ class Preferences:
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
         batch = batch_of(examples)
-        reference = self._reference(session, examples, batch)
+        reference = np.zeros(batch.targets.size, np.float32)
+        if self._kept is not None:
+            assert isinstance(session.train_data, TargetDataset)
+            places = session.train_data.places(session.state.position, len(examples))
+            if not all(self._kept.has(place) for place in places):
+                computed = logprobs(session, self._of, batch)
+                sizes = accumulate(sum(t.tokens.size for t in e.targets) for e in examples)
+                for place, part in zip(places, np.split(computed, [*sizes][:-1]), strict=True):
+                    self._kept.put(place, part)
+            reference = np.concatenate([self._kept.at(place) for place in places])
         # where each pair fits into a micro-batch, the pass that makes the gradient can find the loss, too
         ends = np.cumsum(batch.completion_lengths)[np.cumsum(batch.group_sizes) - 1]
         rows = batch.prompt_lengths + np.diff(ends, prepend=0)
-        if self._knows_pairs and int(rows.max()) <= session.tokens_per_microbatch:
-            return self._learn_at_once(session, examples, batch, reference, rate)
-        outcome = self._judged(session, examples, logprobs(session, "slot", batch), reference)
-        targets = PolicyTargets((-outcome.gradient).astype(np.float32), weights=trained_of(examples))
-        work = ForwardBackward(batch, targets, LINEAR, 1.0)
-        done = update(session, work, rate, has_gradient=bool(targets.advantages.any()))
-        return done, self._metrics(session, examples, outcome)
-
-    def _learn_at_once(
-        self,
-        session: Session,
-        examples: Sequence[Example],
-        batch: Batch,
-        reference: np.ndarray,
-        rate: float,
-    ) -> tuple[Update, Metrics]:
-        """Do one update whose gradient and log-probabilities come from one pass."""
+        if not self._knows_pairs or int(rows.max()) > session.tokens_per_microbatch:
+            outcome = self._judged(session, examples, logprobs(session, "slot", batch), reference)
+            targets = PolicyTargets((-outcome.gradient).astype(np.float32), weights=trained_of(examples))
+            work = ForwardBackward(batch, targets, LINEAR, 1.0)
+            done = update(session, work, rate, has_gradient=bool(targets.advantages.any()))
+            return done, self._metrics(session, examples, outcome)
         loss = PolicyLoss(
             "preference",
             temperature=session.spec.rollout.temperature,
@@ -100,19 +98,6 @@ class Preferences:
         if (likelihood := likelihood_of(session, examples, likely)) is not None:
             metrics |= {key: value for key, value in likelihood._asdict().items() if value is not None}
         return {f"held_out_{key}": value for key, value in metrics.items()}
-
-    def _reference(self, session: Session, examples: Sequence[Example], batch: Batch) -> np.ndarray:
-        """Return the reference's log-probabilities, float32 [T]; zeros where the loss has no reference."""
-        if self._kept is None:
-            return np.zeros(batch.targets.size, np.float32)
-        assert isinstance(session.train_data, TargetDataset)
-        places = session.train_data.places(session.state.position, len(examples))
-        if not all(self._kept.has(place) for place in places):
-            computed = logprobs(session, self._of, batch)
-            ends = [*accumulate(sum(t.tokens.size for t in e.targets) for e in examples)]
-            for place, part in zip(places, np.split(computed, ends[:-1]), strict=True):
-                self._kept.put(place, part)
-        return np.concatenate([self._kept.at(place) for place in places])
 
     def _judged(
         self,

@@ -191,7 +191,23 @@ class _Reward:
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
         self.spec = spec
         self.label = spec.curve
-        self.setup = _setup(spec, cwd)
+        if ":" in spec.name or spec.name in PACKAGED:
+            name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
+            code = code_of(name, cwd, "reward", spec.memory_bytes)
+            settings = _judge(spec, cwd) if spec.name == "judge" else {}
+            more = {"memory_key": "reward.memory", "timeout": spec.timeout, "settings": settings}
+            self.setup = RewardFunction(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
+        else:
+            builtin(spec.name, spec.pattern)
+            self.setup = RewardFunction(
+                name=spec.name,
+                pattern=spec.pattern,
+                memory=spec.memory_bytes or read_machine().memory // 2,
+                memory_key="reward.memory",
+                timeout=spec.timeout,
+                is_packaged=True,
+                raw=spec.raw,
+            )
         self.workers: Workers | None = None
         # `regex` runs in a process: a pattern can take for ever, and does so without letting anything else
         # run.
@@ -259,28 +275,29 @@ class Scoring:
             with HEART.waits():  # for processes, each time for no longer than its time limit
                 columns = [part.replies() for part in self._parts]
             self.seconds = max((part.ended for part in self._parts), default=self._started) - self._started
-            self._scores = [self._sum(replies) for replies in zip(*columns, strict=True)]
+            self._scores = []
+            single = len(self._functions) == 1
+            for replies in zip(*columns, strict=True):  # those of one sample
+                rows = list(zip(self._functions, replies, strict=True))
+                seconds = sum(reply.seconds for reply in replies)
+                costs = {
+                    f"{f.label}/{name}": count for f, reply in rows for name, count in reply.costs.items()
+                }
+                rated = [(function, reply) for function, reply in rows if reply.value is not None]
+                failed = [(f, reply) for f, reply in rows if reply.value is None and not reply.abstains]
+                if failed or not rated:  # it has no reward where one failed, or all abstain
+                    function, reply = failed[0] if failed else rows[0]
+                    error = reply.error if single else f"{function.label}: {reply.error}"
+                    self._scores.append(Score(None, error, seconds, costs=costs))
+                    continue
+                if single:
+                    parts = replies[0].parts
+                else:
+                    parts = {f.label: reply.value for f, reply in rated if reply.value is not None}
+                    parts |= {f"{f.label}/{name}": v for f, reply in rated for name, v in reply.parts.items()}
+                value = sum(f.spec.weight * reply.value for f, reply in rated if reply.value is not None)
+                self._scores.append(Score(value, "", seconds, parts, costs))
         return self._scores
-
-    def _sum(self, replies: Sequence[Reply]) -> Score:
-        """Weigh the rewards of one sample. It has none where one failed, or all abstain."""
-        rows = list(zip(self._functions, replies, strict=True))
-        seconds = sum(reply.seconds for reply in replies)
-        costs = {f"{f.label}/{name}": count for f, reply in rows for name, count in reply.costs.items()}
-        single = len(rows) == 1
-        rated = [(function, reply) for function, reply in rows if reply.value is not None]
-        failed = [(function, reply) for function, reply in rows if reply.value is None and not reply.abstains]
-        if failed or not rated:
-            function, reply = failed[0] if failed else rows[0]
-            error = reply.error if single else f"{function.label}: {reply.error}"
-            return Score(None, error, seconds, costs=costs)
-        if single:
-            parts = replies[0].parts
-        else:
-            parts = {f.label: reply.value for f, reply in rated if reply.value is not None}
-            parts |= {f"{f.label}/{name}": v for f, reply in rated for name, v in reply.parts.items()}
-        value = sum(f.spec.weight * reply.value for f, reply in rated if reply.value is not None)
-        return Score(value, "", seconds, parts, costs)
 
 
 class _FunctionScores:
@@ -420,23 +437,3 @@ def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
     kept = ("url", "model", "max_tokens", "price", "timeout", "concurrency")
     settings |= {key: getattr(spec, key) for key in kept}
     return settings | {"template": spec.prompt or _ASKS, "pattern": pattern, "bounds": spec.range}
-
-
-def _setup(spec: RewardSpec, cwd: Path) -> RewardFunction:
-    if ":" in spec.name or spec.name in PACKAGED:
-        name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
-        code = code_of(name, cwd, "reward", spec.memory_bytes)
-        settings = _judge(spec, cwd) if spec.name == "judge" else {}
-        more = {"memory_key": "reward.memory", "timeout": spec.timeout, "settings": settings}
-        return RewardFunction(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
-    builtin(spec.name, spec.pattern)
-    memory = spec.memory_bytes or read_machine().memory // 2
-    return RewardFunction(
-        name=spec.name,
-        pattern=spec.pattern,
-        memory=memory,
-        memory_key="reward.memory",
-        timeout=spec.timeout,
-        is_packaged=True,
-        raw=spec.raw,
-    )

@@ -22,32 +22,25 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
         scores = rollout.scoring.scores()
     for note in (note for judged in session.judged for note in judged.rewarder.notes()):
         session.warn(note)
-    _warn_of_cut_turns(session, rollout.samples)
-    return scores
-
-
-def _warn_of_cut_turns(session: Session, samples: list[Sample]) -> None:
-    """Warn once where agent programs go on behind turns that were cut: what follows such a turn cannot stand
-    in its row.
-    """
     hosts = session.hosts
-    if not isinstance(hosts, ProgramHosts) or hosts.has_warned:
-        return
-    episodes = [sample.episode for sample in samples if sample.episode is not None]
-    cut = sum(
-        any(turn.finish == "length" and turn.row != after.row for turn, after in pairwise(episode.turns))
-        for episode in episodes
-    )
-    rows = sum(1 + len(sample.forks) for sample in samples) / len(samples)
-    if 2 * cut <= len(samples) or rows < _MANY_ROWS:
-        return
-    hosts.has_warned = True
-    session.warn(
-        f"{cut} of {len(samples)} episodes of step {session.state.step + 1} went on behind a turn that "
-        f"rollout.max_new_tokens ({session.spec.rollout.max_new_tokens}) had cut: each such turn costs a new "
-        f"row with the whole history as its prompt, {rows:.1f} rows an episode; raise it, or have the "
-        "program end there"
-    )
+    samples = rollout.samples
+    if isinstance(hosts, ProgramHosts) and not hosts.has_warned:
+        # what an agent program does behind a turn that was cut cannot stand in its row
+        episodes = [sample.episode for sample in samples if sample.episode is not None]
+        cut = sum(
+            any(turn.finish == "length" and turn.row != after.row for turn, after in pairwise(episode.turns))
+            for episode in episodes
+        )
+        rows = sum(1 + len(sample.forks) for sample in samples) / len(samples)
+        if 2 * cut > len(samples) and rows >= _MANY_ROWS:
+            hosts.has_warned = True
+            session.warn(
+                f"{cut} of {len(samples)} episodes of step {session.state.step + 1} went on behind a turn "
+                f"that rollout.max_new_tokens ({session.spec.rollout.max_new_tokens}) had cut: each such "
+                f"turn costs a new row with the whole history as its prompt, {rows:.1f} rows an episode; "
+                "raise it, or have the program end there"
+            )
+    return scores
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:

@@ -6,11 +6,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -84,11 +84,8 @@ class State(Struct):
     ratings: dict[str, float] = {}
 
 
-class _Sampler(Protocol):
+class _Sampler(AbstractContextManager["_Sampler", None], Protocol):
     """Sampling that runs ahead of training, see `ahead.py`."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
 
     def close(self) -> None:
         """Break off what is under way."""

@@ -92,7 +92,13 @@ def train(session: Session, rollout: Rollout, scored: StepSelection, weighed: We
         ranges = minibatch_ranges(session.spec, rollout)  # of contiguous groups
         minibatches = [_minibatch(session, rollout, scored, weighed, *groups) for groups in ranges]
         updates_say_it = any(minibatches) and not is_noisy and not critic.is_warming(session)
-        measured = _measured(session, rollout) if is_current and not updates_say_it else None
+        measured: _Mismatch | None = None
+        nonempty = [[sample for sample in group if sample.size] for group in rollout.groups]
+        if is_current and not updates_say_it and (group := next(filter(None, nonempty), None)):
+            # the first group that has any token, which is cheap and enough for an alarm
+            sampled = np.concatenate([sample.logprobs for sample in group])
+            difference = np.abs(logprobs(session, "slot", batch_of([group])) - sampled)
+            measured = _Mismatch(float(difference.mean()), float(difference.max()))
         updates: list[Update] = []
         criticised: list[CriticUpdate] = []
         for place, minibatch in enumerate(passes := minibatches * session.spec.algorithm.epochs, 1):
@@ -126,18 +132,6 @@ def untrained(session: Session) -> Trained:
     return Trained(current_rate(session), [], LossStats(), None)
 
 
-def _measured(session: Session, rollout: Rollout) -> _Mismatch | None:
-    """Measure the mismatch on the first group that has any token, which is cheap and enough for an alarm."""
-    nonempty = [[sample for sample in group if sample.size] for group in rollout.groups]
-    group = next((group for group in nonempty if group), [])
-    if not group:
-        return None
-    difference = np.abs(
-        logprobs(session, "slot", batch_of([group])) - np.concatenate([s.logprobs for s in group])
-    )
-    return _Mismatch(float(difference.mean()), float(difference.max()))
-
-
 def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
     """Do one update. is_first: the weights are those before the step."""
     if m is None:
@@ -147,7 +141,17 @@ def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bo
         m, shown = _with_own_loss(session, m, is_first=is_first)
     loss = policy_loss(session.spec, session.kl_coef)
     if loss.ratio != "token" and m.batch.completion_lengths.size > m.lengths.size:
-        m = _with_ratios(session, m, loss, is_first=is_first)
+        # of each whole sample, of which a trainer may see but one row at a time
+        targets = m.targets
+        if is_first and loss.anchor == "old":  # the policies that are compared are one
+            log_ratios = np.zeros_like(targets.advantages)
+        else:
+            now = targets.old_logprobs if is_first else None
+            now = logprobs(session, "slot", m.batch) if now is None else now
+            anchor = targets.sampler_logprobs if loss.anchor == "sampler" else targets.old_logprobs
+            anchor = now if anchor is None else anchor
+            log_ratios = sequence_log_ratios(now, anchor, targets, loss, m.lengths)
+        m = replace(m, targets=structs.replace(targets, sequence_log_ratios=log_ratios))
     work = ForwardBackward(m.batch, m.targets, loss, m.normaliser)
     done = update(session, work, rate, has_gradient=m.has_gradient)
     if shown is None or done.stats is None:
@@ -183,19 +187,6 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
         importance_cap=importance_cap(spec),
         temperature=spec.rollout.temperature,
     )
-
-
-def _with_ratios(session: Session, m: _MiniBatch, loss: PolicyLoss, *, is_first: bool) -> _MiniBatch:
-    """Add the ratio of each whole sample, of which a trainer may see but one row at a time."""
-    targets = m.targets
-    if is_first and loss.anchor == "old":  # the policies that are compared are one
-        log_ratios = np.zeros_like(targets.advantages)
-    else:
-        now = targets.old_logprobs if is_first else None
-        now = logprobs(session, "slot", m.batch) if now is None else now
-        anchor = targets.sampler_logprobs if loss.anchor == "sampler" else targets.old_logprobs
-        log_ratios = sequence_log_ratios(now, now if anchor is None else anchor, targets, loss, m.lengths)
-    return replace(m, targets=structs.replace(targets, sequence_log_ratios=log_ratios))
 
 
 def sequence_log_ratios(

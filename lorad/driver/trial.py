@@ -20,9 +20,8 @@ with quick_imports():
     from lorad.driver.__main__ import open_session
     from lorad.driver.attempt.main import StopFlag
     from lorad.driver.begin import begin
-    from lorad.driver.rewards import Score
     from lorad.driver.sample import complete, sampling
-    from lorad.driver.session import Plan, Sample, Session
+    from lorad.driver.session import Plan, Session
     from lorad.errors import LoradError, to_wire
     from lorad.protocol.calls import Nothing
     from lorad.protocol.driver_params import read_params
@@ -73,32 +72,29 @@ def _sampled(session: Session, n: int, say: _Say) -> float:
     groups, generated, scoring = complete(session, session.pool, planned, 1, sampling(session))
     samples = [sample for group in groups for sample in group]
     for sample, score in zip(samples, scoring.scores(), strict=True):
-        say(TrialEvent("sample", sample=_shape(sample, score)))
+        episode = sample.episode
+        shape = SampleShape(
+            step=0,
+            version=sample.version,
+            prompt_id=sample.example.id,
+            index=sample.index,
+            prompt=sample.example.prompt,
+            completion=sample.text,
+            answer=sample.example.answer,
+            reward=score.value,
+            finish=sample.finish,
+            error=score.error,
+            rewards=dict(score.parts),
+            tokens=sample.tokens.tolist(),
+            logprobs=sample.logprobs.tolist(),
+            task=episode.task if episode else None,
+            turns=episode.turns if episode else [],
+            end=episode.end if episode else None,
+            rows=1 + len(sample.forks),
+            forks=[*sample.forks],
+        )
+        say(TrialEvent("sample", sample=shape))
     return generated.seconds
-
-
-def _shape(sample: Sample, score: Score) -> SampleShape:
-    episode = sample.episode
-    return SampleShape(
-        step=0,
-        version=sample.version,
-        prompt_id=sample.example.id,
-        index=sample.index,
-        prompt=sample.example.prompt,
-        completion=sample.text,
-        answer=sample.example.answer,
-        reward=score.value,
-        finish=sample.finish,
-        error=score.error,
-        rewards=dict(score.parts),
-        tokens=sample.tokens.tolist(),
-        logprobs=sample.logprobs.tolist(),
-        task=episode.task if episode else None,
-        turns=episode.turns if episode else [],
-        end=episode.end if episode else None,
-        rows=1 + len(sample.forks),
-        forks=[*sample.forks],
-    )
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ def update(
     has_gradient: False where it is zero for certain; or a function that tells from a finite loss.
     """
     skips = session.spec.algorithm.skip_empty_updates
+    optimizer_step = OptimStep(rate, session.spec.trainer.max_grad_norm)
     if work is None:
-        return Update(step=None if skips else _step(session, rate))
+        return Update(step=None if skips else session.pool.call("optim_step", optimizer_step))
     stats: Gradients = session.pool.call("forward_backward", work)
     if stats.halved_to:
         session.tokens_per_microbatch = stats.halved_to
@@ -54,7 +55,7 @@ def update(
     if not is_finite or (skips and not teaches):
         session.pool.call("discard_grads", Nothing())
         return Update(stats) if is_finite else Update(is_finite=False)
-    step = _step(session, rate)
+    step: Stepped = session.pool.call("optim_step", optimizer_step)
     return Update(stats, step) if step.applied else Update(is_finite=False)
 
 
@@ -72,8 +73,3 @@ def current_rate(session: Session) -> float:
         warmup_steps=trainer.warmup_steps,
         min_lr=trainer.min_lr,
     )
-
-
-def _step(session: Session, rate: float) -> Stepped:
-    result: Stepped = session.pool.call("optim_step", OptimStep(rate, session.spec.trainer.max_grad_norm))
-    return result

@@ -116,7 +116,14 @@ def weigh(session: Session, rollout: Rollout, scored: StepSelection, training: T
     algorithm = session.spec.algorithm
     lengths = training.lengths
     with session.timed("weigh"):
-        penalty, kl = _penalty(session, training)
+        penalty: np.ndarray | None = None  # the coefficient times k1 [T], where it is in the reward
+        kl: float | None = None
+        student = training.sampler if algorithm.name == "distill" else training.old
+        reference = None if algorithm.kl_place == "loss" else training.reference
+        if reference is not None and student is not None and student.size:
+            k1 = student.astype(np.float64) - reference
+            penalty = session.kl_coef * k1
+            kl = float(k1.mean())
         values = None
         if algorithm.has_critic:
             worth = scored.worth.astype(np.float64)[(np.cumsum(scored.scored) - 1)[training.rows]]
@@ -230,16 +237,6 @@ def _baseline(session: Session, worth: np.ndarray) -> float:
     before = float(worth.mean()) if state.baseline is None else state.baseline
     state.baseline = _MOVING * before + (1 - _MOVING) * float(worth.mean())
     return before
-
-
-def _penalty(session: Session, training: TrainBatch) -> tuple[np.ndarray | None, float | None]:
-    """Return the coefficient times k1 [T], and the mean of k1, where the penalty is in the reward."""
-    algorithm = session.spec.algorithm
-    student = training.sampler if algorithm.name == "distill" else training.old
-    if algorithm.kl_place == "loss" or student is None or training.reference is None or not student.size:
-        return None, None
-    k1 = student.astype(np.float64) - training.reference
-    return session.kl_coef * k1, float(k1.mean())
 
 
 def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:

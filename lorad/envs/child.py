@@ -97,7 +97,19 @@ class _Episodes:
         try:
             for episode in ask.over:
                 self._close(episode)
-            env, observed = self._heard(ask)
+            env, heard = self._there.get(ask.episode, (None, 0))
+            observed: Any = None
+            if env is None or heard != len(ask.turns) - (not ask.at_limit):
+                self._close(ask.episode)
+                env = self._kind(**self._setup.args)
+                heard = 0
+                observed = env.reset(ask.task.row, ask.task.seed)
+            for turn in ask.turns[heard:]:
+                observed = stepped(env, turn)
+            self._there[ask.episode] = (env, len(ask.turns))
+            if ask.at_limit:
+                scored: Any = env
+                observed = Observation(None, float(scored.at_limit()))
             if not isinstance(observed, Observation):
                 raise ValueError(f"returned {type(observed).__name__}, not an Observation")
             if not abs(float(observed.reward)) < 1e30:  # NaN too
@@ -119,22 +131,6 @@ class _Episodes:
             tool_errors=observed.tool_errors,
             scores_at_limit=hasattr(env, "at_limit"),
         )
-
-    def _heard(self, ask: Ask) -> tuple[Env, Any]:
-        env, heard = self._there.get(ask.episode, (None, 0))
-        observed: Any = None
-        if env is None or heard != len(ask.turns) - (not ask.at_limit):
-            self._close(ask.episode)
-            env = self._kind(**self._setup.args)
-            heard = 0
-            observed = env.reset(ask.task.row, ask.task.seed)
-        for turn in ask.turns[heard:]:
-            observed = stepped(env, turn)
-        self._there[ask.episode] = (env, len(ask.turns))
-        if ask.at_limit:
-            scored: Any = env
-            observed = Observation(None, float(scored.at_limit()))
-        return env, observed
 
     def _close(self, episode: int) -> None:
         if episode in self._there:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lorad.children.user_code import keywords_of
 from lorad.envs.protocol import Message, Observation, Turn
-from lorad.envs.tools import make_calls
+from lorad.envs.tools import result_of
 
 
 def is_factory(kind: Any) -> bool:
@@ -48,7 +48,15 @@ class Factory:
     def step(self, turn: Turn) -> Observation:
         """Make the calls; without any the episode is over."""
         if turn.calls:
-            answers, errors = make_calls(turn.calls, self._by_name)
+            answers = list[Message]()
+            errors = 0
+            for call in turn.calls:
+                try:
+                    result = self._by_name[call.name](**call.arguments or {})
+                except Exception as error:  # which is the answer
+                    result = {"error": str(error)}
+                    errors += 1
+                answers.append(result_of(call.name, str(result)))
             return Observation(answers, tool_errors=errors)
         if turn.finish == "length":  # which ends the episode
             return Observation("")

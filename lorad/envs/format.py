@@ -46,8 +46,24 @@ class Format:
 
         tools: what the model may call.
         """
-        if tools:
-            self._refuse_unreadable()
+        if tools and not self.is_chat:
+            raise SpecError(
+                "the environment has tools, and only a chat template shows them to the model",
+                key="env.format",
+                hint="Use a model with a chat template, and leave env.format and data.chat_template at auto.",
+            )
+        if tools and self._tokenizer.call_form is None:
+            raise SpecError(
+                "the environment has tools, and the chat template shows none in a form that lorad reads",
+                key="env.name",
+                hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
+            )
+        if tools and not self._shows_results:
+            raise SpecError(
+                "the chat template does not show what a tool answers",
+                key="env.format",
+                hint="Name a renderer in env.format, such as qwen3.5 (lorad[envs]).",
+            )
         if self.is_chat:
             chat = with_system(self._data, chat_of(messages))
             text = self._tokenizer.chat(chat, self._settings(tools), continues=True)
@@ -83,55 +99,25 @@ class Format:
     def _behind(self, messages: str | Sequence[Message], tools: Tools = ()) -> tuple[str, int]:
         """Return (what the template writes behind the end token of a made-up turn, that token)."""
         chat = chat_of(messages)
+        is_call = False
         try:
             text = self._render([*_DUMMY, *chat], tools)
         except SpecError:  # of templates that want results behind calls alone
             if not any(message.get("role") == "tool" for message in chat):
                 raise
-            return self._behind_call(chat, tools)
+            is_call = True
+            text = self._render([*_DUMMY[:1], _CALLS, *chat], tools)
         _, turn, rest = text.partition(_TURN)
         ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
-        if not ends or rest[: min(ends)[0]].strip():
+        if not ends or (not is_call and rest[: min(ends)[0]].strip()):
+            turn_or_call = "a call of a tool" if is_call else "the assistant's turn"
             raise SpecError(
-                "the chat template ends the assistant's turn with no end token of the model",
+                f"the chat template ends {turn_or_call} with no end token of the model",
                 key="env.format",
                 hint=_TEXT,
             )
         place, number = min(ends)
         return rest[place + len(self._ends[number]) :], number
-
-    def _behind_call(self, chat: Sequence[Message], tools: Tools) -> tuple[str, int]:
-        """Return `_behind` of a made-up turn that calls a tool."""
-        rest = self._render([*_DUMMY[:1], _CALLS, *chat], tools).partition(_TURN)[2]
-        ends = [(rest.find(end), number) for number, end in self._ends.items() if end in rest]
-        if not ends:
-            raise SpecError(
-                "the chat template ends a call of a tool with no end token of the model",
-                key="env.format",
-                hint=_TEXT,
-            )
-        place, number = min(ends)
-        return rest[place + len(self._ends[number]) :], number
-
-    def _refuse_unreadable(self) -> None:
-        if not self.is_chat:
-            raise SpecError(
-                "the environment has tools, and only a chat template shows them to the model",
-                key="env.format",
-                hint="Use a model with a chat template, and leave env.format and data.chat_template at auto.",
-            )
-        if self._tokenizer.call_form is None:
-            raise SpecError(
-                "the environment has tools, and the chat template shows none in a form that lorad reads",
-                key="env.name",
-                hint="Use a model that calls tools, such as Qwen3, or a chat template with tools.",
-            )
-        if not self._shows_results:
-            raise SpecError(
-                "the chat template does not show what a tool answers",
-                key="env.format",
-                hint="Name a renderer in env.format, such as qwen3.5 (lorad[envs]).",
-            )
 
     @cached_property
     def _shows_results(self) -> bool:

@@ -153,6 +153,7 @@ class _EnvProcess:
         self._spec = spec
         self._python = python
         self._within = within
+        self._too_long = f"its turns took {spec.episode_timeout:g} s (env.episode_timeout)"
         self._environment = environment(os.environ, spec.pass_env)
         self._child: UserProcess | None = None
         self._closed = False
@@ -221,10 +222,6 @@ class _EnvProcess:
         if answer.error and heard.seconds >= self._spec.episode_timeout:
             return changed(answer, error=self._too_long)
         return answer
-
-    @property
-    def _too_long(self) -> str:
-        return f"its turns took {self._spec.episode_timeout:g} s (env.episode_timeout)"
 
     def _stop(self) -> None:
         if self._child is not None:

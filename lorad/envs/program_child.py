@@ -35,7 +35,14 @@ def main(lifeline: int) -> None:
     setup, requests, replies = open_lines(lifeline)
     try:
         limit_memory(setup.memory)
-        function = _load(setup)
+        function = import_function(setup)
+        if not inspect.iscoroutinefunction(function):
+            raise LoradError(f"{setup.function} is no async def", hint="An agent program is one.")
+        try:
+            inspect.signature(function).bind(*_PARAMETERS, **setup.args)
+        except TypeError as error:
+            hint = f"It is called with {', '.join(_PARAMETERS)}, and with env.args as keywords."
+            raise LoradError(f"{setup.function}: {error}", hint=hint) from None
     except BaseException as error:
         send_json(replies, {"error": describe(error, setup), "hint": hint_of(error)})
         return
@@ -54,19 +61,6 @@ def hint_of(error: BaseException) -> str:
     return str(getattr(error, "hint", ""))
 
 
-def _load(setup: Any) -> Callable[..., Any]:
-    """Import the program. Raises LoradError unless it is a coroutine function of three parameters."""
-    function = import_function(setup)
-    if not inspect.iscoroutinefunction(function):
-        raise LoradError(f"{setup.function} is no async def", hint="An agent program is one.")
-    try:
-        inspect.signature(function).bind(*_PARAMETERS, **setup.args)
-    except TypeError as error:
-        hint = f"It is called with {', '.join(_PARAMETERS)}, and with env.args as keywords."
-        raise LoradError(f"{setup.function}: {error}", hint=hint) from None
-    return function
-
-
 async def serve_episodes(setup: Any, play_one: _PlayOne, requests: BinaryIO, replies: BinaryIO) -> None:
     """Play each episode that is asked for, as many at a time as are asked for, until no more can be.
 
@@ -80,7 +74,28 @@ async def serve_episodes(setup: Any, play_one: _PlayOne, requests: BinaryIO, rep
         if port:
             request["base_url"] = re.sub(r"(?<=127\.0\.0\.1:)\d+", str(port), request["base_url"])
         started = time.monotonic()
-        answer = await _played(setup, play_one(*(request[name] for name in _PARAMETERS)))
+        own = asyncio.current_task()
+        assert own is not None
+        tasks: set[asyncio.Future[Any]] = {own}
+        _TASKS.set(tasks)
+        answer: dict[str, Any]
+        try:
+            program = play_one(*(request[name] for name in _PARAMETERS))
+            answer, error = await within(setup.timeout, outcome(program))
+            if error:
+                answer = {"error": describe(error, setup)}
+            # what ends a process, or finds no memory, leaves one that is of no further use
+            answer["is_last"] = isinstance(error, MemoryError) or not isinstance(error, Exception | None)
+        except TimeoutError:
+            answer = {"error": f"it took {setup.timeout:g} s (env.episode_timeout)"}
+        except (Exception, asyncio.CancelledError) as error:
+            answer = {"error": describe(error, setup)}
+        tasks.discard(own)
+        for task in tasks:  # none is left behind, which would go on beside other episodes
+            task.cancel()
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+            answer["is_last"] = answer.get("is_last", False) or bool(running)
         answer["seconds"] = time.monotonic() - started
         send_json(replies, answer | {"play": request["play"]})
 
@@ -123,32 +138,6 @@ def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyn
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     return task
-
-
-async def _played(setup: Any, program: Coroutine[Any, Any, Any]) -> dict[str, Any]:
-    """Play an episode and leave none of its tasks behind, which would go on beside others."""
-    own = asyncio.current_task()
-    assert own is not None
-    tasks: set[asyncio.Future[Any]] = {own}
-    _TASKS.set(tasks)
-    answer: dict[str, Any]
-    try:
-        answer, error = await within(setup.timeout, outcome(program))
-        if error:
-            answer = {"error": describe(error, setup)}
-        # what ends a process, or finds no memory, leaves one that is of no further use
-        answer["is_last"] = isinstance(error, MemoryError) or not isinstance(error, Exception | None)
-    except TimeoutError:
-        answer = {"error": f"it took {setup.timeout:g} s (env.episode_timeout)"}
-    except (Exception, asyncio.CancelledError) as error:
-        answer = {"error": describe(error, setup)}
-    tasks.discard(own)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
-        answer["is_last"] = answer.get("is_last", False) or bool(running)
-    return answer
 
 
 def _answer(value: Any) -> dict[str, Any]:

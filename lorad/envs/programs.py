@@ -26,7 +26,6 @@ from lorad.children.sandbox import sandboxed
 from lorad.children.user_process import Lost, UserProcess, code_of, environment, interpreter
 from lorad.children.user_serve import ProgramSetup, Ready
 from lorad.envs.format import Format
-from lorad.envs.host import Hosts
 from lorad.errors import SpecError
 from lorad.protocol.heartbeat import HEART
 from lorad.rl.generated.environment import VERIFIERS_CHILD, setup_of
@@ -137,7 +136,16 @@ class Programs:
         Blocks; never raises for what user code does.
         """
         with HEART.waits():
-            worker = self._taken(alone)
+            with self._changed:
+                while True:  # until a process has room; for one alone, it is reserved until it has no other
+                    free = [worker for worker in self._workers if not worker.is_reserved]
+                    worker = min(free, key=lambda worker: worker.taken, default=None)
+                    if worker is not None and (alone or worker.taken < self._concurrency):
+                        break
+                    self._changed.wait()
+                worker.is_reserved = alone
+                self._changed.wait_for(lambda: not alone or worker.taken == 0)
+                worker.taken += 1
             try:
                 return worker.play(play)
             finally:
@@ -145,20 +153,6 @@ class Programs:
                     worker.taken -= 1
                     worker.is_reserved = worker.is_reserved and not alone
                     self._changed.notify_all()
-
-    def _taken(self, alone: bool) -> "_ProgramProcess":
-        """Wait for a process that has room; one that is wanted alone is reserved until it has no other."""
-        with self._changed:
-            while True:
-                free = [worker for worker in self._workers if not worker.is_reserved]
-                worker = min(free, key=lambda worker: worker.taken, default=None)
-                if worker is not None and (alone or worker.taken < self._concurrency):
-                    break
-                self._changed.wait()
-            worker.is_reserved = alone
-            self._changed.wait_for(lambda: not alone or worker.taken == 0)
-            worker.taken += 1
-            return worker
 
     def close(self) -> None:
         """Kill the processes, also under `play` in another thread, whose episode then fails."""
@@ -234,20 +228,15 @@ class _ProgramProcess:
                 self.start()
             except SpecError as error:
                 return Played(error=str(error), seconds=time.monotonic() - began)
-            own = self._begin(play)
+            with self._lock:
+                if not self._is_listening:  # the process was lost meanwhile
+                    continue
+                own = _AwaitedEpisode(time.monotonic() + self._timeout + _GRACE_SECONDS, queue.SimpleQueue())
+                number = next(self._numbers)
+                self._under_way[number] = own
+                self._lines.append(msgspec.json.encode({**asdict(play), "play": number}))
+                os.eventfd_write(self._bell, 1)
         return changed(own.ended.get(), seconds=time.monotonic() - began)
-
-    def _begin(self, play: Play) -> "_AwaitedEpisode | None":
-        """Have an episode sent; None where the process was lost meanwhile."""
-        with self._lock:
-            if not self._is_listening:
-                return None
-            own = _AwaitedEpisode(time.monotonic() + self._timeout + _GRACE_SECONDS, queue.SimpleQueue())
-            number = next(self._numbers)
-            self._under_way[number] = own
-            self._lines.append(msgspec.json.encode({**asdict(play), "play": number}))
-            os.eventfd_write(self._bell, 1)
-            return own
 
     def close(self) -> None:
         """Kill the process; returns when its episodes have failed."""
@@ -273,7 +262,26 @@ class _ProgramProcess:
         assert self._process is not None
         try:
             while True:
-                self._hear(self._process)
+                with self._lock:
+                    for request in self._lines:
+                        self._process.send(request)
+                    self._lines.clear()
+                    deadlines = [own.deadline for own in self._under_way.values()]
+                end = min(deadlines, default=time.monotonic() + _IDLE_SECONDS)
+                line = self._process.receive(end, self._bell)
+                if line is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._bell)
+                    if deadlines and time.monotonic() >= end:
+                        raise Lost(f"it took {self._timeout:g} s (env.episode_timeout)")
+                    continue
+                played = msgspec.json.decode(line, type=Played)
+                with self._lock:
+                    over = self._under_way.pop(played.play, None)
+                if over is not None:
+                    over.ended.put(played)
+                if played.is_last:
+                    raise Lost(_OTHERS)
         except (Lost, msgspec.MsgspecError) as error:
             why = str(error)
         self._drop()
@@ -284,36 +292,6 @@ class _ProgramProcess:
             self._lines.clear()
         for own in episodes:
             own.ended.put(Played(error=why, is_shared=len(episodes) > 1 or why == _OTHERS))
-
-    def _hear(self, process: UserProcess) -> None:
-        """Send what is to be played, and wait for a line or the bell. Raises Lost."""
-        with self._lock:
-            for request in self._lines:
-                process.send(request)
-            self._lines.clear()
-            deadlines = [own.deadline for own in self._under_way.values()]
-        line = process.receive(min(deadlines, default=time.monotonic() + _IDLE_SECONDS), self._bell)
-        if line is None:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-            if deadlines and time.monotonic() >= min(deadlines):
-                raise Lost(f"it took {self._timeout:g} s (env.episode_timeout)")
-            return
-        played = msgspec.json.decode(line, type=Played)
-        with self._lock:
-            own = self._under_way.pop(played.play, None)
-        if own is not None:
-            own.ended.put(played)
-        if played.is_last:
-            raise Lost(_OTHERS)
-
-
-def open_hosts(spec: EnvSpec, cwd: Path, format: Format, owner: Path) -> "Hosts | ProgramHosts":
-    """Return what plays the episodes of a run, whose directory is `owner`.
-
-    Raises SpecError for an unknown name or file.
-    """
-    return ProgramHosts(spec, cwd, format, owner) if is_program(spec, cwd) else Hosts(spec, cwd, format)
 
 
 class ProgramHosts:

@@ -53,7 +53,27 @@ class _RendererFormat(Format):
             return Turn(text, finish)
         said = self._renderer.parse_response([*tokens], tools=[*tools])
         names = sorted(tool["function"]["name"] for tool in tools)
-        return Turn(text, finish, tuple(_call(one, names) for one in said.tool_calls))
+        calls = list[ToolCall]()
+        for parsed in said.tool_calls:
+            name = parsed.name or ""
+            arguments = parsed.arguments
+            unreadable = ""
+            if (status := str(parsed.status)) not in ("ok", "unknown_tool"):
+                unreadable = f"the call cannot be read: {status}"
+            elif isinstance(arguments, str | None):
+                try:
+                    arguments = json.loads(arguments or "{}")
+                except ValueError as error:
+                    unreadable = f"the arguments of {name} cannot be read: {error}"
+            if unreadable:
+                call = ToolCall(name, None, unreadable, "invalid_json", parsed.raw)
+            elif name in names:
+                call = ToolCall(name, arguments, written=parsed.raw)
+            else:
+                wrong = f"there is no tool {name!r}; there are: {', '.join(names)}"
+                call = ToolCall(name, arguments, wrong, "unknown_tool", parsed.raw)
+            calls.append(call)
+        return Turn(text, finish, tuple(calls))
 
     def ends_turn(self, token: int) -> bool:
         return token in self._closes
@@ -84,25 +104,6 @@ class _RendererFormat(Format):
             raise SpecError(
                 f"the renderer {self._name} refused the messages: {error}", key="env.format", hint=hint
             ) from error
-
-
-def _call(parsed: Any, names: Sequence[str]) -> ToolCall:
-    """Return a call that the library read. names: the tools that the model may call."""
-    name = parsed.name or ""
-    status = str(parsed.status)
-    if status not in ("ok", "unknown_tool"):
-        return ToolCall(name, None, f"the call cannot be read: {status}", "invalid_json", parsed.raw)
-    arguments = parsed.arguments
-    try:
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
-    except ValueError as error:
-        return ToolCall(
-            name, None, f"the arguments of {name} cannot be read: {error}", "invalid_json", parsed.raw
-        )
-    if name in names:
-        return ToolCall(name, arguments, written=parsed.raw)
-    wrong = f"there is no tool {name!r}; there are: {', '.join(names)}"
-    return ToolCall(name, arguments, wrong, "unknown_tool", parsed.raw)
 
 
 class _Vocabulary:

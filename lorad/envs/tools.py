@@ -1,33 +1,15 @@
 """Calls of an environment's tools: what is made of them, and what the model reads."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace as changed
 
 from lorad.envs.protocol import Env, Message, Observation, Turn
-from lorad.records.episodes import ToolCall
 
 
 def result_of(name: str, content: str) -> Message:
     """Return the message with which a tool answers."""
     return {"role": "tool", "name": name, "content": content}
-
-
-def make_calls(
-    calls: Sequence[ToolCall], tools: Mapping[str, Callable[..., Any]]
-) -> tuple[list[Message], int]:
-    """Call the tools in order; returns what they answer, and how many raised: the error is the answer."""
-    answers = list[Message]()
-    errors = 0
-    for call in calls:
-        try:
-            result = tools[call.name](**call.arguments or {})
-        except Exception as error:
-            result = {"error": str(error)}
-            errors = errors + 1
-        answers.append(result_of(call.name, str(result)))
-    return answers, errors
 
 
 def stepped(env: Env, turn: Turn) -> Any:

@@ -64,6 +64,7 @@ class Grant:
         self._life = life
         self._logs = logs
         self._private = private_directory(work / "grant")
+        self._socket = self._private / "grant.sock"
         self._record = work / "granter.json"
         self._nodes: dict[str, Node] = {}
         self._gone: list[Node] = []  # rollout nodes
@@ -151,25 +152,6 @@ class Grant:
         self._private.chmod(0o700)
         (self._private / "python" / "lorad").symlink_to(Path(lorad.__file__).parent)
 
-    def _child(self, credentials: Credentials) -> Child:
-        setup = msgspec.structs.replace(self._setup, python=self._setup.python or sys.executable)
-        request = GrantRequest(
-            setup=setup,
-            life=self._life,
-            socket=str(self._socket),
-            certificate=credentials.pem,
-            agent=("-P", "-m", "lorad.nodes.agent", "--life", self._life, "--lease", str(setup.lease)),
-        )
-        path = self._private / "request.json"
-        write_whole(path, msgspec.json.encode(request), durable=False)
-        env = {"PYTHONPATH": str(self._private / "python")} if setup.cluster_python else {}
-        argv = [setup.cluster_python or sys.executable, "-P", "-m", f"lorad.grants.{setup.kind}", str(path)]
-        return Child(argv, env, self._logs / "grant.log", self._record, self._private)
-
-    @property
-    def _socket(self) -> Path:
-        return self._private / "grant.sock"
-
     @asynccontextmanager
     async def _listening(self, lines: "asyncio.Queue[GrantLine | None]") -> AsyncIterator[None]:
         """Put what the process says into `lines`; None at the end of it."""
@@ -193,6 +175,21 @@ class Grant:
             finally:
                 for writer in writers:
                     writer.close()
+
+    def _child(self, credentials: Credentials) -> Child:
+        setup = msgspec.structs.replace(self._setup, python=self._setup.python or sys.executable)
+        request = GrantRequest(
+            setup=setup,
+            life=self._life,
+            socket=str(self._socket),
+            certificate=credentials.pem,
+            agent=("-P", "-m", "lorad.nodes.agent", "--life", self._life, "--lease", str(setup.lease)),
+        )
+        path = self._private / "request.json"
+        write_whole(path, msgspec.json.encode(request), durable=False)
+        env = {"PYTHONPATH": str(self._private / "python")} if setup.cluster_python else {}
+        argv = [setup.cluster_python or sys.executable, "-P", "-m", f"lorad.grants.{setup.kind}", str(path)]
+        return Child(argv, env, self._logs / "grant.log", self._record, self._private)
 
     async def _answer(self, lines: "asyncio.Queue[GrantLine | None]", child: Child) -> Granted:
         HEART.work("")  # others decide for how long
@@ -239,26 +236,30 @@ class Grant:
         while not self._ending:
             line = await lines.get()
             if isinstance(line, LostNode):
-                if not await self._stays(line):
+                # a node with ranks, whose scheduler was asked to go, stays for their step
+                host = self._nodes.get(line.node)
+                host = host if host in self.hosts else None
+                if host is not None and line.is_asked and not host.leaving.done():
+                    with contextlib.suppress(LoradError):
+                        await host.leave()
+                if host is None or not host.leaving.done() or host.lost.done():
                     self._lose(line)
             elif isinstance(line, Granted):
-                await self._again(line, connect)
+                for granted in line.nodes:  # in the places of those that were lost
+                    try:
+                        node = await connect(granted)
+                    except LoradError as error:  # which is lost again
+                        log.error("%s was granted again, but: %s", granted.node, error)
+                        continue
+                    self._tell("granted", nodes=(*self._status.nodes, granted))
+                    if self._gone:
+                        self.returned.put_nowait((self._gone.pop(0), node))
             elif line is None and not self._ending:
                 if stay := [node for node in self._nodes.values() if not node.leaving.done()]:
                     self._tell("lost", "the grant process has ended", nodes=self._status.nodes)
-                for node in stay:
-                    node.lose("the grant process has ended")
+                for left in stay:
+                    left.lose("the grant process has ended")
                 return
-
-    async def _stays(self, line: LostNode) -> bool:
-        """Report whether a node with ranks, whose scheduler was asked to go, is there for their step."""
-        node = self._nodes.get(line.node)
-        if node is None or node not in self.hosts:
-            return False
-        if line.is_asked and not node.leaving.done():
-            with contextlib.suppress(LoradError):
-                await node.leave()
-        return node.leaving.done() and not node.lost.done()
 
     def _lose(self, line: LostNode) -> None:
         """Give up a node. Without a rollout node the others go on."""
@@ -272,18 +273,6 @@ class Grant:
         else:
             self._tell("lost", words, nodes=self._status.nodes)
         node.lose(line.how)
-
-    async def _again(self, line: Granted, connect: Callable[[GrantedNode], Awaitable[Node]]) -> None:
-        """Put nodes in the places of those that were lost. One that fails at once is lost again."""
-        for granted in line.nodes:
-            try:
-                node = await connect(granted)
-            except LoradError as error:
-                log.error("%s was granted again, but: %s", granted.node, error)
-                continue
-            self._tell("granted", nodes=(*self._status.nodes, granted))
-            if self._gone:
-                self.returned.put_nowait((self._gone.pop(0), node))
 
     def _tell(self, state: str, words: str = "", hint: str = "", nodes: tuple[GrantedNode, ...] = ()) -> None:
         """Write down how it stands, for the daemon."""

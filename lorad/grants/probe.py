@@ -111,7 +111,15 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
         return
     for finding in _findings(node, asked, answer):
         _say(finding)
-    _say(await _put(node, work))
+    source = work / "put"
+    source.mkdir(exist_ok=True)
+    (source / "random").write_bytes(os.urandom(_PUT_BYTES))
+    began = time.monotonic()
+    await node.put("put", source)  # whose digest is taken on arrival
+    seconds = time.monotonic() - began
+    await node.remove("put")
+    words = f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s"
+    _say(InterpreterFinding(node.name, True, words))
     tiny = resolve("builtin:tiny")
     is_same = await node.weights(tiny, None) == weights_sha256(tiny)
     hint = "Install the same lorad there, at the same path: cluster.node_python."
@@ -135,18 +143,6 @@ def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[Interpret
         yield InterpreterFinding(
             node.name, is_there, words, "Runs on that base need it on every node, at this path."
         )
-
-
-async def _put(node: Node, work: Path) -> InterpreterFinding:
-    """Copy a directory there, whose digest is taken on arrival."""
-    source = work / "put"
-    source.mkdir(exist_ok=True)
-    (source / "random").write_bytes(os.urandom(_PUT_BYTES))
-    began = time.monotonic()
-    await node.put("put", source)
-    seconds = time.monotonic() - began
-    await node.remove("put")
-    return InterpreterFinding(node.name, True, f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s")
 
 
 def _say(finding: InterpreterFinding) -> None:

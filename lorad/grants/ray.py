@@ -204,16 +204,38 @@ def _count(setup: _Json) -> int:
 def _placed(pool: _PoolConnection, request: _Json) -> Any:
     """Wait for room, saying what is lacking; returns the group. The daemon decides for how long.
 
-    Nodes that had the base are tried first, for as long as a group takes that has room.
+    Nodes that had the base and have room are tried first, for as long as a group takes that has room; but
+    not where servers have nodes of their own: a bundle that is bound to a node is on no other when that one
+    dies.
     """
-    if warm := _warm(request["setup"]):
-        group = _group(request, warm)
-        if group.wait(_LOOK_SECONDS):
-            return group
-        ray.util.remove_placement_group(group)
+    setup = request["setup"]
+    if not setup.get("rollout_nodes"):
+        free = ray._private.state.available_resources_per_node()
+        bundle = _bundle(setup)
+        warm = [
+            node["NodeID"]
+            for node in _fitting(setup)
+            if node["NodeManagerAddress"] in setup.get("warm", ())
+            and all(free.get(node["NodeID"], {}).get(kind, 0) >= size for kind, size in bundle.items())
+        ]
+        if warm:
+            group = _group(request, warm[: _count(setup)])
+            if group.wait(_LOOK_SECONDS):
+                return group
+            ray.util.remove_placement_group(group)
     group = _group(request, [])
+    devices = setup["devices"]
+    kind = "GPU" if devices else "CPU"
+    each = f"{devices} GPU{'s' * (devices != 1)}" if devices else "1 CPU"
+    labels = ", ".join(f"{key}: {value}" for key, value in (setup.get("labels") or {}).items())
+    needs = f"{_count(setup)} x {each}" + (f" ({labels})" if labels else "")
     while not group.wait(_LOOK_SECONDS):
-        pool.say("Waiting", words=_lacking(request["setup"]))
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        fitting = len(_fitting(setup))
+        short = f", {fitting} large enough" if fitting < _count(setup) else ""
+        free = int(ray.available_resources().get(kind, 0))
+        nodes = f"{len(alive)} node{'s' * (len(alive) != 1)} alive"
+        pool.say("Waiting", words=f"{needs}: {nodes}{short}, {free} {kind}s free")
         pool.pause(0)
     return group
 
@@ -236,25 +258,6 @@ def _bundle(setup: _Json) -> dict[str, float]:
     return {"CPU": 1.0, **({"GPU": float(setup["devices"])} if setup["devices"] else {})}
 
 
-def _warm(setup: _Json) -> list[str]:
-    """List Ray's ids of nodes that had the base and have room now, not more than are asked for.
-
-    None where servers have nodes of their own: a bundle that is bound to a node is on no other when that one
-    dies.
-    """
-    if setup.get("rollout_nodes"):
-        return []
-    free = ray._private.state.available_resources_per_node()
-    bundle = _bundle(setup)
-    warm = [
-        node["NodeID"]
-        for node in _fitting(setup)
-        if node["NodeManagerAddress"] in setup.get("warm", ())
-        and all(free.get(node["NodeID"], {}).get(kind, 0) >= size for kind, size in bundle.items())
-    ]
-    return warm[: _count(setup)]
-
-
 def _fitting(setup: _Json) -> list[_Json]:
     """List the nodes that would do if nobody used them."""
     labels = setup.get("labels") or {}
@@ -267,29 +270,24 @@ def _fitting(setup: _Json) -> list[_Json]:
     ]
 
 
-def _lacking(setup: _Json) -> str:
-    """Put into words what is asked for and what there is: "2 x 8 GPUs: 3 nodes alive, 0 GPUs free"."""
-    devices = setup["devices"]
-    labels = setup.get("labels") or {}
-    number = _count(setup)
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    fitting = _fitting(setup)
-    kind = "GPU" if devices else "CPU"
-    free = int(ray.available_resources().get(kind, 0))
-    each = f"{devices} GPU{'s' * (devices != 1)}" if devices else "1 CPU"
-    like = f" ({', '.join(f'{key}: {value}' for key, value in labels.items())})" if labels else ""
-    short = f", {len(fitting)} large enough" if len(fitting) < number else ""
-    nodes = f"{len(alive)} node{'s' * (len(alive) != 1)} alive"
-    return f"{number} x {each}{like}: {nodes}{short}, {free} {kind}s free"
-
-
 def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
     """Start an agent in each of these bundles within so many seconds; returns their nodes, sorted by name.
 
     None waits for bundles that Ray has to place again. Raises RefusedError.
     """
     setup = request["setup"]
-    actors = [_actor(setup, group, index) for index in bundles]
+    actors = []
+    for index in bundles:
+        in_group = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        options = {
+            "name": f"lorad-agent {next(_agents)}",
+            "num_cpus": 0,
+            "num_gpus": setup["devices"],
+            "max_restarts": 0,
+            "max_concurrency": 3,
+            "scheduling_strategy": in_group(group, placement_group_bundle_index=index),
+        }
+        actors.append(ray.remote(_Agent).options(**options).remote())
     nodes = _gathered([actor.describe.remote() for actor in actors], seconds)
     for actor, index, node in zip(actors, bundles, nodes, strict=True):
         node.update(actor=actor, index=index)
@@ -318,19 +316,6 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
             )
         node["granted"] = {**said, "node": node["node"], "devices": node["devices"]}
     return nodes
-
-
-def _actor(setup: _Json, group: Any, index: int) -> Any:
-    in_group = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-    options = {
-        "name": f"lorad-agent {next(_agents)}",
-        "num_cpus": 0,
-        "num_gpus": setup["devices"],
-        "max_restarts": 0,
-        "max_concurrency": 3,
-        "scheduling_strategy": in_group(group, placement_group_bundle_index=index),
-    }
-    return ray.remote(_Agent).options(**options).remote()
 
 
 def _gathered(calls: list[Any], seconds: float | None) -> list[_Json]:

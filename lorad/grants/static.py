@@ -10,6 +10,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,13 +37,13 @@ class _Never(str):
     """Says why a node, or a grant, will never do."""
 
 
+@dataclass(eq=False)
 class _Started:
     """Holds an agent, and the process that carries its stdin and stdout."""
 
-    def __init__(self, node: StaticNode, process: asyncio.subprocess.Process) -> None:
-        self.node = node
-        self.process = process
-        self.granted: GrantedNode | None = None
+    node: StaticNode
+    process: asyncio.subprocess.Process
+    granted: GrantedNode | None = None
 
     async def ask(self, start: AgentStart) -> str:
         """Tell the agent whose it is, and fill in `granted`; else return why there is no node."""
@@ -80,24 +81,19 @@ class _Started:
         await self.process.wait()
 
 
-async def _start(node: StaticNode, request: GrantRequest) -> _Started:
-    """Raises OSError when the node's command cannot be executed."""
+async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
+    """Return a node whose agent runs, or why there is none."""
     argv = [request.setup.python, *request.agent, "--address", node.address, "--name", node.name]
     if node.command and Path(node.command[0]).name == "ssh":  # whose other end is a shell
         argv = [shlex.quote(part) for part in argv]
-    process = await asyncio.create_subprocess_exec(
-        *node.command, *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE
-    )
-    return _Started(node, process)
-
-
-async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
-    """Return a node whose agent runs, or why there is none."""
-    devices = tuple(map(str, range(request.setup.devices)))
     try:
-        started = await _start(node, request)
+        process = await asyncio.create_subprocess_exec(
+            *node.command, *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE
+        )
     except OSError as error:
         return f"{node.name}: {error}"
+    started = _Started(node, process)
+    devices = tuple(map(str, range(request.setup.devices)))
     try:
         why = await started.ask(AgentStart(certificate=request.certificate, devices=devices))
     except BaseException:

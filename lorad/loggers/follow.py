@@ -124,19 +124,16 @@ class Follower:
             if record.kind == "step":
                 self._cursor = replace(self._cursor, offset=self._place.offset, step=record.step - 1)
             if figures := values(record):
-                texts = self._texts(record, self._opened.samples) if record.kind == "step" else {}
+                texts: dict[str, str] = {}  # the first samples of a step, where they are kept
+                count = self._opened.samples if record.kind == "step" else 0
+                place = self._journal.parent / str(record.data.get("samples", ""))
+                if count and place.is_file():
+                    with open_file(place) as file:
+                        lines = [line for line in islice(file, count) if line.endswith(b"\n")]
+                    texts = {f"samples/{n}": as_markdown(json.loads(line)) for n, line in enumerate(lines, 1)}
                 self._opened.put(Point(record.step, record.at, figures, texts))
                 self._unflushed += 1
             self._reached = max(self._reached, record.step)
-
-    def _texts(self, record: Record, count: int) -> dict[str, str]:
-        """Read the first samples of a step; none where they are no longer kept."""
-        place = self._journal.parent / str(record.data.get("samples", ""))
-        if count == 0 or not place.is_file():
-            return {}
-        with open_file(place) as file:
-            lines = [line for line in islice(file, count) if line.endswith(b"\n")]
-        return {f"samples/{n}": as_markdown(json.loads(line)) for n, line in enumerate(lines, 1)}
 
     def _save(self) -> None:
         """Flush first, then move the cursor."""

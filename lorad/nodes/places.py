@@ -33,7 +33,15 @@ class Places:
     def made(cls) -> Iterator[Self]:
         """Make the directory, and remove it at the end."""
         prefix = f"lorad-node-{os.getuid()}-"
-        _clear(prefix)
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):  # by agents that were killed
+            with contextlib.suppress(OSError):
+                if left.lstat().st_uid != os.getuid() or left.is_symlink():
+                    continue
+                with (left / _LOCK).open("r") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    for record in left.glob("*.record"):
+                        sweep(record)
+                    _remove(left)
         directory = Path(tempfile.mkdtemp(prefix=prefix))
         memory: Path | None = None  # where there is room
         with contextlib.suppress(OSError):
@@ -54,19 +62,6 @@ class Places:
                 yield cls(directory)
         finally:
             _remove(directory)
-
-
-def _clear(prefix: str) -> None:
-    """End and remove what agents of this user that were killed have left."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if directory.lstat().st_uid != os.getuid() or directory.is_symlink():
-                continue
-            with (directory / _LOCK).open("r") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for record in directory.glob("*.record"):
-                    sweep(record)
-                _remove(directory)
 
 
 def _remove(directory: Path) -> None:

@@ -268,32 +268,24 @@ def bounded(record: Record) -> tuple[Record, str]:
     }
     left_out = ""
     if record.kind == "step" and "metrics" in data:
-        data["metrics"], left_out = _metrics(record)
+        metrics = record.data["metrics"]
+        sound = {}
+        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+            if isinstance(value, int) and not isinstance(value, bool):
+                is_number = abs(value) < 2**63
+            else:  # None stands for a number that is not finite, which JSON does not have
+                is_number = value is None or (isinstance(value, float) and math.isfinite(value))
+            if is_number and len(name) <= METRIC_NAME:
+                sound[name] = value
+        kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
+        data["metrics"] = kept
+        left_out = _LEFT_OUT if not isinstance(metrics, dict) or len(kept) < len(metrics) else ""
     if record.kind == "eval" and "sets" in data:
         data["sets"] = msgspec.to_builtins(_sets_of(data))
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:
         data = {key: value for key, value in data.items() if key in _KNOWN}
         left_out = _TOO_MUCH
     return msgspec.structs.replace(record, data=data), left_out
-
-
-def _metrics(record: Record) -> tuple[dict[str, Any], str]:
-    """Return the metrics of a step that are kept, and a sentence where some are not. None stands for a number
-    that is not finite, which JSON does not have.
-    """
-    metrics = record.data.get("metrics")
-    if not isinstance(metrics, dict):
-        return {}, _LEFT_OUT
-    sound = {}
-    for name, value in metrics.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            is_number = abs(value) < 2**63
-        else:
-            is_number = value is None or (isinstance(value, float) and math.isfinite(value))
-        if is_number and len(name) <= METRIC_NAME:
-            sound[name] = value
-    kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
-    return kept, _LEFT_OUT if len(kept) < len(metrics) else ""
 
 
 def is_told(connection: sqlite3.Connection, run: str, message: str) -> bool:

@@ -118,7 +118,7 @@ def put_node(store: Store, row: NodeRow) -> None:
 def nodes(store: Rows) -> list[NodeRow]:
     """List the nodes by name."""
     rows = store.rows("SELECT * FROM nodes ORDER BY node")
-    return [NodeRow(**_with_lists(row, "devices", "bases")) for row in rows]
+    return [NodeRow(**row | {name: json.decode(row[name]) for name in ("devices", "bases")}) for row in rows]
 
 
 def put_grant(store: Store, row: GrantRow) -> None:
@@ -129,7 +129,7 @@ def put_grant(store: Store, row: GrantRow) -> None:
 def grants(store: Rows) -> list[GrantRow]:
     """List the grants by pool and life."""
     rows = store.rows("SELECT * FROM grants ORDER BY pool, life")
-    return [GrantRow(**_with_lists(row, "nodes")) for row in rows]
+    return [GrantRow(**row | {"nodes": json.decode(row["nodes"])}) for row in rows]
 
 
 def _put(store: Store, table: str, values: dict[str, Any], lists: tuple[str, ...]) -> None:
@@ -139,10 +139,6 @@ def _put(store: Store, table: str, values: dict[str, Any], lists: tuple[str, ...
     marks = ", ".join(f":{name}" for name in row)
     with store.write() as connection:
         connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", row)
-
-
-def _with_lists(row: dict[str, Any], *lists: str) -> dict[str, Any]:
-    return row | {name: json.decode(row[name]) for name in lists}
 
 
 # -- devices that users keep from lorad ----------------------------------------------------------------------

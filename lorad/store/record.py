@@ -111,12 +111,32 @@ class Recorder:
 
         Returns False when there are none.
         """
-        change = self._change()
-        if change is None:
+        noted: dict[tuple[str, str], set[str]] = {}
+        for table, key, column in self._connection.execute(
+            'SELECT "table", "key", "column" FROM noted ORDER BY rowid'
+        ):
+            noted.setdefault((table, key), set()).add(column)
+        if not noted:
             return False
-        self.journal.write_ahead(change)
+        renamed: list[Renamed] = []
+        rows: dict[str, list[Row]] = {}
+        gone: dict[str, list[list[Any]]] = {}
+        for (table, text), columns in noted.items():
+            key = msgspec.json.decode(text)
+            if table == _RENAMED:
+                renamed.append(Renamed(*key))
+                continue
+            changed = self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
+            where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
+            row = next(iter(self._select(table, changed, f"WHERE {where}", key)), None)
+            if row is not None:
+                rows.setdefault(table, []).append(row)
+            if _GONE in columns:
+                gone.setdefault(table, []).append(key)
+        number = number_of(self._connection) + 1
+        self.journal.write_ahead(Change(number, renamed, rows, gone))
         try:
-            self._count(change.number)
+            self._count(number)
         except BaseException:
             self.journal.undo()
             raise
@@ -145,32 +165,6 @@ class Recorder:
     def _count(self, number: int) -> None:
         self._connection.execute(f"PRAGMA user_version = {number}")
         self._connection.execute("DELETE FROM noted")
-
-    def _change(self) -> Change | None:
-        """Make the change of what was noted in the open transaction; None for nothing."""
-        noted: dict[tuple[str, str], set[str]] = {}
-        for table, key, column in self._connection.execute(
-            'SELECT "table", "key", "column" FROM noted ORDER BY rowid'
-        ):
-            noted.setdefault((table, key), set()).add(column)
-        if not noted:
-            return None
-        renamed: list[Renamed] = []
-        rows: dict[str, list[Row]] = {}
-        gone: dict[str, list[list[Any]]] = {}
-        for (table, text), columns in noted.items():
-            key = msgspec.json.decode(text)
-            if table == _RENAMED:
-                renamed.append(Renamed(*key))
-                continue
-            changed = self._columns[table] if _NEW in columns else sorted(columns - {_GONE})
-            where = " AND ".join(f'"{column}" = ?' for column in KEYS[table])
-            row = next(iter(self._select(table, changed, f"WHERE {where}", key)), None)
-            if row is not None:
-                rows.setdefault(table, []).append(row)
-            if _GONE in columns:
-                gone.setdefault(table, []).append(key)
-        return Change(number_of(self._connection) + 1, renamed, rows, gone)
 
     def _select(self, table: str, columns: Iterable[str], rest: str, values: Iterable[Any]) -> Iterable[Row]:
         names = [*KEYS[table], *(column for column in columns if column not in KEYS[table])]

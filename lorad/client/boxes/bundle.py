@@ -50,27 +50,8 @@ def send(http: Transport, body: Any) -> str:
     Raises SpecError for what cannot be sent, StorageError for a file that cannot be read, and what the daemon
     there refuses.
     """
-    data = _packed(files_here(body))
-    sha256 = hashlib.sha256(data).hexdigest()
-    received = 0
-    part = b""  # the first question is what has come
-    while True:
-        request = BundleRequest(len(data), received, part)
-        method, path, _ = written(Api.send_files, None, {"bundle": sha256})
-        bundle = answer_of(Bundle, http.one(method, path, request))
-        if bundle.directory:
-            return bundle.directory
-        if part and bundle.received <= received:
-            message = f"the box has {bundle.received} bytes of {len(data)}, and takes no more"
-            raise IntegrityError(message, hint="Call it again.")
-        received = bundle.received
-        part = data[received : received + BUNDLE_PART]
-
-
-def _packed(named: dict[str, Path]) -> bytes:
-    """Put files, and those in directories, one behind the other; before them stand their names and sizes."""
-    files: dict[str, Path] = {}
-    for name, path in named.items():
+    files: dict[str, Path] = {}  # also those in directories
+    for name, path in files_here(body).items():
         if ".." in PurePath(name).parts:
             raise SpecError(f"{name} is not below the directory of the spec", hint=_COPY)
         for file_path in (path, *(path.rglob("*") if path.is_dir() else ())):
@@ -92,4 +73,18 @@ def _packed(named: dict[str, Path]) -> bytes:
             most = BUNDLE_BYTES // MIB
             raise SpecError(f"{name} and what else is sent are more than {most} MiB", hint=_COPY)
     head = msgspec.json.encode([(name, len(content)) for name, content in contents.items()])
-    return b"".join((head, b"\n", *contents.values()))
+    data = b"".join((head, b"\n", *contents.values()))
+    sha256 = hashlib.sha256(data).hexdigest()
+    received = 0
+    part = b""  # the first question is what has come
+    while True:
+        request = BundleRequest(len(data), received, part)
+        method, url, _ = written(Api.send_files, None, {"bundle": sha256})
+        bundle = answer_of(Bundle, http.one(method, url, request))
+        if bundle.directory:
+            return bundle.directory
+        if part and bundle.received <= received:
+            message = f"the box has {bundle.received} bytes of {len(data)}, and takes no more"
+            raise IntegrityError(message, hint="Call it again.")
+        received = bundle.received
+        part = data[received : received + BUNDLE_PART]

@@ -13,7 +13,6 @@ import msgspec
 from lorad.box.config import AlarmLimits, config_of
 from lorad.box.paths import Home, default_home
 from lorad.client.boxes.entry import BoxEntry, hosts_path
-from lorad.client.transport import Transport
 from lorad.errors import SpecError
 
 if TYPE_CHECKING:
@@ -89,19 +88,6 @@ def place() -> Place:
         hint = f"Unset LORAD_HOME; `lorad hosts add {name} … --home DIR` names a home there."
         raise SpecError(message, hint=hint)
     return there(name)
-
-
-def transport_of(where: Place, timeout: float) -> Transport:
-    """Make what sends requests to the daemon of a home; a request may take `timeout` seconds."""
-    return Transport(where.socket, timeout) if isinstance(where, Home) else where.transport(timeout)
-
-
-def home_of(where: Place) -> Home:
-    """Return a home whose files are on this machine. Raises SpecError for one that is on another."""
-    if isinstance(where, Home):
-        return where
-    message = f"this reads files of lorad's home, which is on {where.name}"
-    raise SpecError(message, hint=f"Call it there: `ssh {where.entry.ssh}`.")
 
 
 def limits_of(where: Place) -> AlarmLimits:

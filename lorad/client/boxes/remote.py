@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,6 @@ class There:
     def socket(self) -> Path:
         return self._file(".sock")
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of the line, so that one command at a time opens it."""
-        with self._file(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def facts(self) -> FarDaemon:
         """Return what the box said when the line was opened, and open it where it never was."""
         return self.kept() or self.open()
@@ -163,41 +156,41 @@ class There:
             return None
 
     # -- the line --------------------------------------------------------------------------------------------
-    def open(self) -> FarDaemon:
-        """Have a master forward the daemon's socket, unless one does. Raises HostUnreachable."""
-        with self._alone():
-            facts = self.kept()
-            if facts is not None and self._is_open():  # another command was quicker
-                return facts
-            return self._opened()
+    def open(self, *, anew: bool = False) -> FarDaemon:
+        """Have a master forward the daemon's socket, unless one does. Raises HostUnreachable.
+
+        anew: see `mend`.
+        """
+        with self._file(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one command at a time opens the line
+            before = self.kept()
+            if not anew and before is not None and self._is_open():  # another command was quicker
+                return before
+            facts = self._ask()
+            if facts.protocol != PROTOCOL:
+                message = (
+                    f"lorad on {self.name} (version {facts.version}) speaks protocol {facts.protocol}, and "
+                    f"this command protocol {PROTOCOL}"
+                )
+                hint = "Install the same version on both; the newer one is better."
+                raise HostUnreachable(message, hint=hint)
+            if before is None or before.socket != facts.socket or not self._is_open():
+                for path in {facts.socket, before.socket if before else facts.socket}:
+                    self._ssh(["-O", "cancel", "-L", f"{self.socket}:{path}"])
+                self.socket.unlink(missing_ok=True)
+                code, output = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
+                if code != 0:
+                    raise HostUnreachable(
+                        f"ssh forwards no socket of {self.name}: {output}", hint=self._remedy(output)
+                    )
+            is_dialled = not self._carries() if facts.running else bool(before and before.is_dialled)
+            facts = structs.replace(facts, is_dialled=is_dialled)
+            write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
+            return facts
 
     def mend(self) -> FarDaemon:
         """Ask the box how it is after a request broke; forward anew if need be. Raises HostUnreachable."""
-        with self._alone():
-            return self._opened()
-
-    def _opened(self) -> FarDaemon:
-        before = self.kept()
-        facts = self._ask()
-        if facts.protocol != PROTOCOL:
-            message = (
-                f"lorad on {self.name} (version {facts.version}) speaks protocol {facts.protocol}, and this "
-                f"command protocol {PROTOCOL}"
-            )
-            raise HostUnreachable(message, hint="Install the same version on both; the newer one is better.")
-        if before is None or before.socket != facts.socket or not self._is_open():
-            for path in {facts.socket, before.socket if before else facts.socket}:
-                self._ssh(["-O", "cancel", "-L", f"{self.socket}:{path}"])
-            self.socket.unlink(missing_ok=True)
-            code, output = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
-            if code != 0:
-                raise HostUnreachable(
-                    f"ssh forwards no socket of {self.name}: {output}", hint=self._remedy(output)
-                )
-        is_dialled = not self._carries() if facts.running else bool(before and before.is_dialled)
-        facts = structs.replace(facts, is_dialled=is_dialled)
-        write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
-        return facts
+        return self.open(anew=True)
 
     def _carries(self) -> bool:
         """Return whether anything comes back through the forwarded socket of a daemon that works.
@@ -285,8 +278,11 @@ class There:
         """Return the words for the shell there that call lorad with `arguments` in a directory."""
         home = [f"LORAD_HOME={self.entry.home}"] if self.entry.home else []
         words = ["exec", "env", "LORAD_HOST=here", *home, self.entry.lorad, *arguments]
-        enter = f"cd {_quoted(cwd)} && " if cwd else ""
-        return enter + " ".join(map(_quoted, words))
+        enter, *quoted = (  # the shell is to expand a `~/` at the beginning of a word
+            f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
+            for word in (cwd, *words)
+        )
+        return (f"cd {enter} && " if cwd else "") + " ".join(quoted)
 
     @property
     def _session(self) -> list[str]:
@@ -341,11 +337,6 @@ def _started(run: Any) -> int:
     except FileNotFoundError:
         raise HostUnreachable("there is no ssh on this machine", hint="Install OpenSSH's client.") from None
     return code
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for the shell there, which is to expand a `~/` at its beginning."""
-    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
 
 
 class _BoxTransport(Transport):

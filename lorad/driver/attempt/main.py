@@ -4,6 +4,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from lorad.box.paths import AttemptDir, RunDir
@@ -18,11 +19,11 @@ from lorad.spec.text import from_json
 _JOURNAL_LOST = 74  # EX_IOERR
 
 
+@dataclass
 class StopFlag:
     """Set by SIGTERM: a graceful stop is wanted."""
 
-    def __init__(self) -> None:
-        self.wanted = False
+    wanted: bool = False
 
     def __call__(self, *_: object) -> None:
         self.wanted = True
@@ -57,7 +58,12 @@ def run_attempt(attempt_dir: Path, work: _Work) -> int:
 def end_by(error: Exception, journal: JournalWriter, run_dir: RunDir) -> EndFact:
     """Return how an exception ends the run."""
     resume = f"`lorad resume {journal.run}` continues from a checkpoint."
-    error = _cause(error, journal)
+    try:
+        journal.check_place()
+    except StorageError as moved:  # the run's directory: anything may fail then
+        error = moved
+    except OSError:
+        pass
     match error:
         case AttestationFailed():
             return EndFact("attestation_failed", error.message, error.hint)
@@ -73,17 +79,6 @@ def end_by(error: Exception, journal: JournalWriter, run_dir: RunDir) -> EndFact
         case _:
             traceback.print_exception(error)
             return EndFact("failed", f"{type(error).__name__}: {error}", f"See `lorad logs {journal.run}`.")
-
-
-def _cause(error: Exception, journal: JournalWriter) -> Exception:
-    """Return StorageError when the run's directory was moved away, where anything may fail; else `error`."""
-    try:
-        journal.check_place()
-    except StorageError as moved:
-        return moved
-    except OSError:
-        pass
-    return error
 
 
 def load_spec(run_dir: RunDir, params: DriverParams) -> Spec:

@@ -55,7 +55,14 @@ class Visit:
         """Let the model answer. Safe between threads. Raises DoorRefusal, and what the pool raises."""
         if chat.tools and self.form is None:
             raise DoorRefusal("tools: lorad does not know how this model writes calls of tools.", "tools")
-        turn = self._begin_turn()
+        with self._counting:
+            turn = self.begun  # from 0
+            if turn == self.turns:
+                self.refused = "turns"
+                raise DoorRefusal(
+                    f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
+                )
+            self.begun += 1
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
@@ -88,17 +95,6 @@ class Visit:
             return self.chains.size(as_template(chat.messages), chat.tools)
         except SpecError as error:
             raise DoorRefusal(str(error), "messages") from None
-
-    def _begin_turn(self) -> int:
-        """Return the number of a turn that begins, from 0. Raises DoorRefusal where there is none left."""
-        with self._counting:
-            if self.begun == self.turns:
-                self.refused = "turns"
-                raise DoorRefusal(
-                    f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
-                )
-            self.begun += 1
-            return self.begun - 1
 
 
 class Door:

@@ -5,9 +5,8 @@ from typing import Any
 from lorad.driver.evals import progress
 from lorad.driver.evals.problems import sampling
 from lorad.driver.record import source_of, write_samples
-from lorad.driver.rewards import Score
 from lorad.driver.sample import complete
-from lorad.driver.session import Plan, Problems, Sample, Session
+from lorad.driver.session import Plan, Problems, Session
 from lorad.protocol.evals import SetScore, ks, pass_at
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EvalFact
@@ -76,11 +75,30 @@ def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dic
     groups, _, scoring = complete(session, session.pool, planned, settings.n, how, own, seed=EVAL_SEED)
     scores = scoring.scores()
     by_problem = [scores[start : start + settings.n] for start in range(0, len(scores), settings.n)]
-    lines = [
-        _line(session, problems.name, place, sample, score)
-        for place, (group, some) in enumerate(zip(groups, by_problem, strict=True), 1)
-        for sample, score in zip(group, some, strict=True)
-    ]
+    lines = list[dict[str, Any]]()
+    for number_in_set, (group, of_group) in enumerate(zip(groups, by_problem, strict=True), 1):
+        for sample, score in zip(group, of_group, strict=True):
+            line: dict[str, Any] = {
+                "set": problems.name,
+                "problem": number_in_set,
+                "step": session.state.step,
+                "version": sample.version,
+                "prompt_id": sample.example.id,
+                **source_of(sample.example),
+                "index": sample.index,
+                "prompt": sample.example.prompt,
+                "completion": sample.text,
+                "answer": sample.example.answer,
+                "reward": score.value,
+                "finish": sample.finish,
+                "error": score.error,
+                "length": sample.size,
+            }
+            if score.parts:
+                line["rewards"] = score.parts
+            if (episode := sample.episode) is not None:
+                line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
+            lines.append(line)
     return summary(settings.n, settings.pass_at, [[s.value for s in some] for some in by_problem]), lines
 
 
@@ -96,28 +114,3 @@ def summary(n: int, passes: float, rewards: list[list[float | None]]) -> SetScor
     passed = {f"pass@{k}": share for k in ks(n) if (share := pass_at(k, counts)) is not None}
     score = sum(values) / len(values) if values else None
     return SetScore(score, len(rewards), sum(map(len, rewards)) - len(values), n, passed)
-
-
-def _line(session: Session, name: str, problem: int, sample: Sample, score: Score) -> dict[str, Any]:
-    """Return what is kept of a completion. problem: its number in the set, from 1."""
-    line: dict[str, Any] = {
-        "set": name,
-        "problem": problem,
-        "step": session.state.step,
-        "version": sample.version,
-        "prompt_id": sample.example.id,
-        **source_of(sample.example),
-        "index": sample.index,
-        "prompt": sample.example.prompt,
-        "completion": sample.text,
-        "answer": sample.example.answer,
-        "reward": score.value,
-        "finish": sample.finish,
-        "error": score.error,
-        "length": sample.size,
-    }
-    if score.parts:
-        line["rewards"] = score.parts
-    if (episode := sample.episode) is not None:
-        line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
-    return line

@@ -121,28 +121,25 @@ class _Players:
     def _play(self, episode: LiveEpisode) -> None:
         turn = 0
         while episode.end is None:
-            self._speak(episode, turn)
+            if not hasattr(self._of_thread, "pool"):
+                self._of_thread.pool = self._pool.another()
+            context = np.array(episode.context, np.int32)
+            seed = np.array([episode.seed(turn)], np.uint64)
+            generated = generate(
+                self._of_thread.pool,
+                self._version,
+                [Prompt("0", context, seed)],
+                self._how,
+                lambda _place, _index, chunks: episode.say(chunks, self._format),
+                self._count,
+            )
+            with self._lock:
+                self.made = self.made.beside(generated)
             hear(self._session, self._format, episode, self._host.answer(episode.heard), self._how)
             turn += 1
         if episode.heard.at_limit:
             earn(episode, self._host.answer(episode.heard))
         self._count.add(ended=1)
-
-    def _speak(self, episode: LiveEpisode, turn: int) -> None:
-        if not hasattr(self._of_thread, "pool"):
-            self._of_thread.pool = self._pool.another()
-        context = np.array(episode.context, np.int32)
-        seed = np.array([episode.seed(turn)], np.uint64)
-        generated = generate(
-            self._of_thread.pool,
-            self._version,
-            [Prompt("0", context, seed)],
-            self._how,
-            lambda _place, _index, chunks: episode.say(chunks, self._format),
-            self._count,
-        )
-        with self._lock:
-            self.made = self.made.beside(generated)
 
 
 def first_failure(futures: Sequence[Future[Any]]) -> None:

@@ -17,7 +17,7 @@ with quick_imports():
     import numpy as np
     from msgspec import Struct
 
-    from lorad.children.user_code import Keywords, describe, import_function, keywords_of
+    from lorad.children.user_code import describe, import_function, keywords_of
     from lorad.children.user_serve import Code, serve
     from lorad.errors import LoradError
     from lorad.rl.user.functions import (
@@ -77,9 +77,26 @@ def _load(setup: AlgorithmFunction) -> tuple[Callable[[bytes], AlgorithmAnswer],
             hint=f"It may name {', '.join(offered)}, and only what it uses of them.",
         )
 
+    def called(**arguments: Any) -> Any:
+        return function(**keywords.chosen(arguments))
+
     def answer(line: bytes) -> AlgorithmAnswer:
         question = msgspec.json.decode(line, type=AlgorithmQuestion, dec_hook=array_of)
-        return _answer(function, keywords, question, setup)
+        try:
+            if (samples := question.advantage) is not None:
+                array = as_advantages(
+                    called(**samples.arguments()), samples.rewards.size, samples.sampler.size
+                )
+                return AlgorithmAnswer(array=array)
+            assert question.loss is not None
+            if question.checks is not None:
+                check_derivative(called, question.loss, question.checks)
+            value, derivative = as_loss(called(**question.loss.arguments()), question.loss.logprobs.size)
+            return AlgorithmAnswer(value=value, array=derivative)
+        except LoradError as error:
+            return AlgorithmAnswer(error=f"{setup.function} of {setup.file}: {error}", hint=error.hint)
+        except BaseException as error:
+            return AlgorithmAnswer(error=describe(error, setup), is_last=isinstance(error, MemoryError))
 
     return answer, keywords.required
 
@@ -97,27 +114,6 @@ def array_of(kind: type, plain: Any) -> Any:
         raise NotImplementedError(kind.__name__)
     dtype, data = plain
     return np.frombuffer(base64.b64decode(data), np.dtype(dtype))
-
-
-def _answer(
-    function: Callable[..., Any], keywords: Keywords, question: AlgorithmQuestion, setup: AlgorithmFunction
-) -> AlgorithmAnswer:
-    def called(**arguments: Any) -> Any:
-        return function(**keywords.chosen(arguments))
-
-    try:
-        if (samples := question.advantage) is not None:
-            array = as_advantages(called(**samples.arguments()), samples.rewards.size, samples.sampler.size)
-            return AlgorithmAnswer(array=array)
-        assert question.loss is not None
-        if question.checks is not None:
-            check_derivative(called, question.loss, question.checks)
-        value, derivative = as_loss(called(**question.loss.arguments()), question.loss.logprobs.size)
-        return AlgorithmAnswer(value=value, array=derivative)
-    except LoradError as error:
-        return AlgorithmAnswer(error=f"{setup.function} of {setup.file}: {error}", hint=error.hint)
-    except BaseException as error:
-        return AlgorithmAnswer(error=describe(error, setup), is_last=isinstance(error, MemoryError))
 
 
 if __name__ == "__main__":

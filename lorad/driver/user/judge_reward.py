@@ -173,7 +173,18 @@ class _Judge:
                 return value
         for number in range(_TRIES):
             try:
-                text = await self._asked_once(body, costs)
+                costs["calls"] += 1
+                loop = asyncio.get_running_loop()
+                reply = await loop.run_in_executor(self._threads, self._post, json.dumps(body).encode())
+                try:
+                    completion = json.loads(reply)
+                    for key in ("prompt_tokens", "completion_tokens"):
+                        costs[key] += int((completion.get("usage") or {}).get(key) or 0)
+                    text = completion["choices"][0]["message"]["content"]
+                except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+                    raise _Failed("the judge's server answered no completion") from None
+                if not isinstance(text, str):
+                    raise _Failed("the judge said nothing")
                 break
             except _Failed as failed:
                 costs["failed_calls"] += 1
@@ -186,21 +197,6 @@ class _Judge:
         if self._cache is not None:
             self._cache.put(name, text)
         return value
-
-    async def _asked_once(self, body: dict[str, Any], costs: dict[str, float]) -> str:
-        costs["calls"] += 1
-        loop = asyncio.get_running_loop()
-        reply = await loop.run_in_executor(self._threads, self._post, json.dumps(body).encode())
-        try:
-            completion = json.loads(reply)
-            for key in ("prompt_tokens", "completion_tokens"):
-                costs[key] += int((completion.get("usage") or {}).get(key) or 0)
-            text = completion["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise _Failed("the judge's server answered no completion") from None
-        if not isinstance(text, str):
-            raise _Failed("the judge said nothing")
-        return text
 
     def _post(self, body: bytes) -> bytes:
         """Raises _Failed."""

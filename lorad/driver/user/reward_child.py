@@ -14,7 +14,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -164,7 +164,13 @@ class _Function:
 
     def answer(self, request: dict[str, Any], value: Any) -> dict[str, Any]:
         """Make a reply for each sample of what the function returned. Raises ValueError."""
-        values = _listed(value, len(request["samples"])) if self.is_batch else [value]
+        values = [value]
+        if self.is_batch:
+            if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
+                raise ValueError(f"returned {type(value).__name__}, not a list")
+            values = list(value)
+            if len(values) != len(request["samples"]):
+                raise ValueError(f"returned {len(values)} rewards for {len(request['samples'])} completions")
         return self._replies(request, [self._reply(reward) for reward in values])
 
     def failure(self, request: dict[str, Any], error: BaseException) -> dict[str, Any]:
@@ -215,16 +221,6 @@ def _load(setup: Any) -> _Function:
         return scored(raw_completion, answer, finish)
 
     return _Function(setup, scored_raw if setup.raw else scored)
-
-
-def _listed(value: Any, count: int) -> Sequence[Any]:
-    """Take the rewards of `count` completions. Raises ValueError unless it is a list of so many."""
-    if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
-        raise ValueError(f"returned {type(value).__name__}, not a list")
-    rewards = list(value)
-    if len(rewards) != count:
-        raise ValueError(f"returned {len(rewards)} rewards for {count} completions")
-    return rewards
 
 
 if __name__ == "__main__":

@@ -52,7 +52,23 @@ class TensorBoard(Logger):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        directory = self._directory()
+        root = (
+            Path(self.settings.dir).expanduser() if self.settings.dir else self.run.directory / "tensorboard"
+        )
+        whose = {"run": self.run.name, "born": self.run.born}
+        for number in range(1000):  # the directory of an earlier run of the same name is left alone
+            directory = root / (self.run.name if number == 0 else f"{self.run.name}~{number}")
+            directory.mkdir(parents=True, exist_ok=True)
+            mark = directory / _MARK
+            if not mark.exists():
+                write_whole(mark, json.dumps(whose).encode())
+            with contextlib.suppress(ValueError):
+                if json.loads(mark.read_bytes()) == whose:
+                    break
+        else:
+            raise SpecError(
+                f"{root} holds 1000 directories of runs named {self.run.name}", hint="Remove old ones."
+            )
         if segment.number == 0 and after < 0:  # all is put again
             for earlier in directory.glob("events.out.tfevents.*.lorad"):
                 earlier.unlink()
@@ -72,9 +88,17 @@ class TensorBoard(Logger):
     def put(self, point: Point) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text.metadata import create_summary_metadata
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
-        values += [_text(name, text) for name, text in point.texts.items()]
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        for name, text in point.texts.items():  # for the page of texts
+            tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+            metadata = create_summary_metadata(name, "")
+            values.append(Summary.Value(tag=name, metadata=metadata, tensor=tensor))
         event = Event(wall_time=point.at, step=point.step, summary=Summary(value=values))
         self._writer.write(event.SerializeToString())
 
@@ -86,35 +110,3 @@ class TensorBoard(Logger):
     def close(self, reason: str = "") -> None:
         if self._file is not None:
             self._file.close()
-
-    def _directory(self) -> Path:
-        """Make the run's directory. The directory of an earlier run of the same name is left alone."""
-        root = (
-            Path(self.settings.dir).expanduser() if self.settings.dir else self.run.directory / "tensorboard"
-        )
-        whose = {"run": self.run.name, "born": self.run.born}
-        for number in range(1000):
-            directory = root / (self.run.name if number == 0 else f"{self.run.name}~{number}")
-            directory.mkdir(parents=True, exist_ok=True)
-            mark = directory / _MARK
-            if not mark.exists():
-                write_whole(mark, json.dumps(whose).encode())
-            with contextlib.suppress(ValueError):
-                if json.loads(mark.read_bytes()) == whose:
-                    return directory
-        raise SpecError(
-            f"{root} holds 1000 directories of runs named {self.run.name}", hint="Remove old ones."
-        )
-
-
-def _text(name: str, text: str) -> Any:
-    """Return a value for the page of texts."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-    from tensorboard.plugins.text.metadata import create_summary_metadata
-
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-    return Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)

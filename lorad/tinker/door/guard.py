@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from lorad.bounds import Bounds
 from lorad.errors import LoradError, NotFound
 from lorad.gateway.errors import ApiError
+from lorad.gateway.guard import answer
 from lorad.tinker.door.errors import BadRequest, HttpError
 
 log = logging.getLogger(__name__)
@@ -18,10 +17,6 @@ BODY_BYTES = 64 << 20  # the client cuts its requests at about 5 MB, and a long 
 CONNECTIONS = Bounds(idle=75.0, write=60.0, of_one=1024, of_own=4096)
 BEHIND_FRONT = Bounds(idle=75.0, write=60.0, of_one=4096, of_own=4096)  # of an owner's door
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def answer(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
 async def healthz(_: web.Request) -> web.Response:
@@ -34,21 +29,23 @@ async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except HttpError as error:
-        return answer({"detail": error.detail}, error.status)
+        return answer({"detail": error.detail}, status=error.status)
     except BadRequest as error:
-        return answer({"detail": str(error)}, 400)
+        return answer({"detail": str(error)}, status=400)
     except ApiError as error:
-        return answer({"detail": error.message}, error.status)
+        return answer({"detail": error.message}, status=error.status)
     except NotFound as error:
-        return answer({"detail": error.in_full}, 404)
+        return answer({"detail": error.in_full}, status=404)
     except web.HTTPRequestEntityTooLarge:
-        return answer({"detail": f"the request is larger than {BODY_BYTES} bytes"}, 413)
+        return answer({"detail": f"the request is larger than {BODY_BYTES} bytes"}, status=413)
     except web.HTTPException as error:
         text = f"{request.method} {request.path} is not supported by lorad: {error.reason}"
-        return answer({"detail": text}, error.status)
+        return answer({"detail": text}, status=error.status)
     except (LoradError, OSError) as error:  # a full disk, a daemon away: the client asks again
         log.exception("%s %s", request.method, request.path)
-        return answer({"detail": str(error)}, 503)
+        return answer({"detail": str(error)}, status=503)
     except Exception:
         log.exception("%s %s", request.method, request.path)
-        return answer({"detail": "this is a defect of lorad; the log of its door has the details"}, 500)
+        return answer(
+            {"detail": "this is a defect of lorad; the log of its door has the details"}, status=500
+        )

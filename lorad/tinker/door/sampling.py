@@ -119,7 +119,20 @@ class SamplingPools:
         served = None
         while True:
             try:
-                served = await (self._find(name) if served is None else self._find_another(name, served))
+                if "@" not in name:
+                    starting = self._served_bases.get(name)
+                    if starting is not None and starting.done():
+                        # none came to be, or the one that served it is gone
+                        is_over = starting.exception() is not None or starting.result() == served
+                        starting = None if is_over else starting
+                    if starting is None:
+                        starting = asyncio.create_task(self._runs.bring_up_base(name))
+                        self._served_bases[name] = starting
+                    served = await asyncio.shield(starting)
+                elif served is None:
+                    served = await self.resolver.find(name)
+                else:
+                    served = await self.resolver.find_another(name, served)
                 return await self._answer(served, wish)
             except (LoradError, ApiError) as error:
                 patience = 0.0
@@ -136,25 +149,6 @@ class SamplingPools:
     async def close(self) -> None:
         await self.peers.close()
         self.resolver.close()
-
-    async def _find(self, name: str) -> Served:
-        """Find what serves a version or a base. Raises LoradError, ApiError."""
-        if "@" in name:
-            return await self.resolver.find(name)
-        starting = self._served_bases.get(name)
-        if starting is None or (starting.done() and starting.exception() is not None):
-            starting = self._served_bases[name] = asyncio.create_task(self._runs.bring_up_base(name))
-        return await asyncio.shield(starting)
-
-    async def _find_another(self, name: str, served: Served) -> Served:
-        """Find what serves a version or a base now, after the pool that `_find` returned was gone."""
-        if "@" in name:
-            return await self.resolver.find_another(name, served)
-        started = self._served_bases.get(name)
-        is_up = started is not None and started.done() and started.exception() is None
-        if started is not None and is_up and started.result() == served:
-            del self._served_bases[name]
-        return await self._find(name)
 
     async def _answer(self, served: Served, wish: Wish) -> bytes:
         if served.socket is None:
@@ -223,13 +217,13 @@ async def _ranked(peer: AnsweringPool, version: str, wish: Wish) -> tuple[np.nda
     return logprobs, (top_tokens, top_logprobs) if wish.top else None
 
 
+@dataclass
 class _Ended:
     """The requests of a sampler that ended, in that order, until their client has heard of them."""
 
-    def __init__(self) -> None:
-        self.dropped = 0
-        self.requests: list[tuple[str, int]] = []  # id, bytes of the answer
-        self.has_more = asyncio.Event()
+    dropped: int = 0
+    requests: list[tuple[str, int]] = field(default_factory=list)  # id, bytes of the answer
+    has_more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def after(self, cursor: int) -> list[tuple[str, int]]:
         """Return the requests behind a cursor; an earlier door's cursor is behind none."""

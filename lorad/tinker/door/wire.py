@@ -151,29 +151,25 @@ def tensor(message: Any, most: int) -> np.ndarray:
             f"a tensor has the shape {list(shape)}; it may have a number for each of {most} tokens"
         )
     if message.HasField("sparse_csr"):
-        return _from_csr(message.sparse_csr, dtype, shape).reshape(-1)
+        csr = message.sparse_csr
+        if len(shape) != 2:
+            raise BadRequest(f"a sparse tensor has the shape {list(shape)}; it must have two dimensions")
+        values = _numbers(csr.values, dtype, "a sparse tensor")
+        rows = _numbers(csr.crow_indices, np.dtype(np.int64), "crow_indices")
+        columns = _numbers(csr.col_indices, np.dtype(np.int64), "col_indices")
+        counts = np.diff(rows)
+        is_whole = rows.size == shape[0] + 1 and rows[0] == 0 and rows[-1] == values.size == columns.size
+        if not is_whole or (counts < 0).any():
+            raise BadRequest("crow_indices of a sparse tensor do not fit its shape and values")
+        if columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < shape[1]:
+            raise BadRequest(f"col_indices of a sparse tensor are not all below {shape[1]}")
+        dense = np.zeros(shape, dtype)
+        dense[np.repeat(np.arange(shape[0]), counts), columns] = values
+        return dense.reshape(-1)
     values = _numbers(message.dense, dtype, "a tensor")
     if shape and values.size != math.prod(shape):
         raise BadRequest(f"a tensor of the shape {list(shape)} has {values.size} numbers")
     return values
-
-
-def _from_csr(csr: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Fill up a matrix of compressed sparse rows."""
-    if len(shape) != 2:
-        raise BadRequest(f"a sparse tensor has the shape {list(shape)}; it must have two dimensions")
-    values = _numbers(csr.values, dtype, "a sparse tensor")
-    rows = _numbers(csr.crow_indices, np.dtype(np.int64), "crow_indices")
-    columns = _numbers(csr.col_indices, np.dtype(np.int64), "col_indices")
-    counts = np.diff(rows)
-    is_whole = rows.size == shape[0] + 1 and rows[0] == 0 and rows[-1] == values.size == columns.size
-    if not is_whole or (counts < 0).any():
-        raise BadRequest("crow_indices of a sparse tensor do not fit its shape and values")
-    if columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < shape[1]:
-        raise BadRequest(f"col_indices of a sparse tensor are not all below {shape[1]}")
-    dense = np.zeros(shape, dtype)
-    dense[np.repeat(np.arange(shape[0]), counts), columns] = values
-    return dense
 
 
 def _numbers(data: bytes, dtype: np.dtype[Any], name: str) -> np.ndarray:

@@ -28,7 +28,6 @@ from lorad.tinker.records import (
     Loaded,
     Outcome,
     Pass,
-    Passed,
     Refused,
     Request,
     Result,
@@ -162,7 +161,19 @@ class Lane:
                 self._seconds_since = _MOST_SECONDS  # the next step is saved
                 return Loaded(work.path)
             case Pass() as work:
-                return self._pass(work)
+                if not work.backward:
+                    scored: LogprobsResult = self._pool.call("logprobs", forward_of(work))
+                    return passed(work, scored.logprobs)
+                gradients: Gradients = self._pool.call("forward_backward", backward_of(work))
+                if gradients.logprobs is None:
+                    raise LoradError("the trainer gave no log-probabilities")
+                if tokens := gradients.halved_to:
+                    message = (
+                        f"the device had no memory for a micro-batch; they have {tokens} tokens from now on"
+                    )
+                    self._journal.append("warning", self._model.state.step, {"message": message})
+                self._passes.add(work, gradients)
+                return passed(work, gradients.logprobs, gradients.loss)
             case Step() as work:
                 return self._step(work, steps)
             case SaveWeights() as work:
@@ -174,19 +185,6 @@ class Lane:
                 return Unloaded()
             case Refused() as work:
                 return Failed(work.message)
-
-    def _pass(self, work: Pass) -> Passed:
-        if not work.backward:
-            scored: LogprobsResult = self._pool.call("logprobs", forward_of(work))
-            return passed(work, scored.logprobs)
-        gradients: Gradients = self._pool.call("forward_backward", backward_of(work))
-        if gradients.logprobs is None:
-            raise LoradError("the trainer gave no log-probabilities")
-        if tokens := gradients.halved_to:
-            message = f"the device had no memory for a micro-batch; they have {tokens} tokens from now on"
-            self._journal.append("warning", self._model.state.step, {"message": message})
-        self._passes.add(work, gradients)
-        return passed(work, gradients.logprobs, gradients.loss)
 
     def _step(self, work: Step, steps: int) -> Outcome:
         state = self._model.state

@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
+from lorad.gateway.guard import answer
 from lorad.tinker.door.checkpoints import path_of
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.state import Model
 from lorad.tinker.door.wire import write_output
 from lorad.tinker.records import (
@@ -39,7 +39,7 @@ def try_again(request: str, reason: str) -> web.Response:
         "queue_state": state,
         "queue_state_reason": reason or None,
     }
-    return answer(body, 408)
+    return answer(body, status=408)
 
 
 def of_outcome(model: Model, outcome: Outcome) -> web.Response:

@@ -127,7 +127,7 @@ class _ModelInput(Struct, frozen=True):
     chunks: Annotated[list[_Chunk], Meta(max_length=_MOST_CHUNKS)]
 
 
-class SamplingParams(Struct, frozen=True):
+class _SamplingParams(Struct, frozen=True):
     """How to sample.
 
     Attributes:
@@ -146,7 +146,7 @@ class Sample(Struct, frozen=True):
     sampling_session_id: str
     seq_id: Integer
     prompt: _ModelInput
-    sampling_params: SamplingParams = SamplingParams()
+    sampling_params: _SamplingParams = _SamplingParams()
     num_samples: Integer = 1
     prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: Integer | None = None

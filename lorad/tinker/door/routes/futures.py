@@ -2,9 +2,9 @@
 
 from aiohttp import web
 
+from lorad.gateway.guard import answer
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError, unknown
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import failed, of_outcome, protobuf, try_again
 

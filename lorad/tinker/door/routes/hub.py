@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from lorad.tinker.door.guard import answer
+from lorad.gateway.guard import answer
 
 _FILES = (
     "tokenizer.json",

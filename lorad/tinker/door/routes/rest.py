@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from lorad.gateway.guard import answer
 from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed, path_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.state import Model
 

@@ -10,11 +10,11 @@ import numpy as np
 from aiohttp import web
 from msgspec.structs import replace
 
+from lorad.gateway.guard import answer
 from lorad.protocol.batch import Sampling
 from lorad.tinker.door.checkpoints import SAMPLER
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import BadRequest, HttpError
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.sampling import CLONE, Wish, seeds_of
 from lorad.tinker.door.state import Sampler
@@ -109,7 +109,26 @@ async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limi
     top = body.topk_prompt_logprobs
     if not 0 <= top <= _MOST_TOP:
         raise BadRequest(f"topk_prompt_logprobs {top}: at most {_MOST_TOP} are given")
-    sampling = await _sampling(door, params, sampler, limits.positions - tokens.size)
+    if (room := limits.positions - tokens.size) < 1:
+        raise BadRequest("the prompt leaves no room for another token")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise BadRequest(f"max_tokens {params.max_tokens} is not positive")
+    if not 0 <= params.temperature <= 100 or not 0 < params.top_p <= 1:
+        raise BadRequest(f"temperature {params.temperature} or top_p {params.top_p} is out of range")
+    stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    stop_ids = tuple(token for token in stop if isinstance(token, int))
+    if params.stop is None:
+        base = await door.pools.bases.get(str(door.models.bases[sampler.base]))
+        stop_ids = tuple(sorted(base.eos_ids))
+    sampling = Sampling(
+        min(params.max_tokens or room, room),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        stop_token_ids=stop_ids,
+        stop=tuple(text for text in stop if isinstance(text, str)),
+        stream=False,
+    )
     last = body.prompt_logprobs_last_n
     if not body.prompt_logprobs and not top:
         if last is not None:
@@ -123,27 +142,4 @@ async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limi
         sampling=sampling,
         last=tokens.size if last is None else min(last, tokens.size),
         top=top,
-    )
-
-
-async def _sampling(door: Door, params: bodies.SamplingParams, sampler: Sampler, room: int) -> Sampling:
-    if room < 1:
-        raise BadRequest("the prompt leaves no room for another token")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise BadRequest(f"max_tokens {params.max_tokens} is not positive")
-    if not 0 <= params.temperature <= 100 or not 0 < params.top_p <= 1:
-        raise BadRequest(f"temperature {params.temperature} or top_p {params.top_p} is out of range")
-    stop: Sequence[str | int] = [params.stop] if isinstance(params.stop, str) else params.stop or []
-    ids = tuple(token for token in stop if isinstance(token, int))
-    if params.stop is None:
-        base = await door.pools.bases.get(str(door.models.bases[sampler.base]))
-        ids = tuple(sorted(base.eos_ids))
-    return Sampling(
-        min(params.max_tokens or room, room),
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        stop_token_ids=ids,
-        stop=tuple(text for text in stop if isinstance(text, str)),
-        stream=False,
     )

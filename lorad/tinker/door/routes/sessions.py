@@ -7,9 +7,9 @@ import time
 from aiohttp import web
 from msgspec.structs import replace
 
+from lorad.gateway.guard import answer
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.state import Session
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from lorad.gateway.guard import answer
 from lorad.spec.numbers import NAME
 from lorad.tinker.door.checkpoints import WEIGHTS, Checkpoint, name_of
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import BadRequest, HttpError, cut
-from lorad.tinker.door.guard import answer
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import PROTOBUF
 from lorad.tinker.door.state import Model, RequestedLora
