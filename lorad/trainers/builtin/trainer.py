@@ -141,9 +141,9 @@ class BuiltinTrainer(Trainer):
 
     async def _passes(self, slots: Sequence[Slot], work: Sequence[ForwardBackward]) -> list[Gradients]:
         budgets = [slot.tokens_per_microbatch for slot in slots]
-        if self.lender is not None and all(slot.spec.lent_tokens for slot in slots):
-            if await self._compute.run(self.lender.lend) is not None:
-                budgets = [min(slot.tokens_per_microbatch, slot.spec.lent_tokens) for slot in slots]
+        lender = self.lender if all(slot.spec.lent_tokens for slot in slots) else None
+        if lender is not None and await self._compute.run(lender.lend) is not None:
+            budgets = [min(slot.tokens_per_microbatch, slot.spec.lent_tokens) for slot in slots]
         plans = [
             plan(item.batch, budget, share=not slot.spec.adapter.dropout, whole=item.loss.has_pairs)
             for item, budget, slot in zip(work, budgets, slots, strict=True)
