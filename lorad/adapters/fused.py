@@ -51,8 +51,22 @@ def pairs_of(
             raise ValueError(f"target_parameters do not name what {module} is on")
         parameter = named[0] if is_inner or not both else named[1]
         met.add(f"{experts}.{parameter}")
-        pairs.append(_pair(module, parameter, shapes, settings, (ranks, alphas)))
+        alpha = settings["lora_alpha"]
+        rank = ranks.of(f"{experts}.{parameter}", settings["r"])
+        its_alpha = alphas.of(f"{experts}.{parameter}", alpha)
+        doubled = alpha * (2**0.5 if settings.get("use_rslora") else 2)
+        owns = parameter == "gate_up_proj" and its_alpha != alpha and rank % 2 == 0
+        if its_alpha != alpha and not (owns and isclose(its_alpha, doubled, rel_tol=1e-12)):
+            raise ValueError(
+                f"alpha_pattern gives {experts}.{parameter} {its_alpha} beside lora_alpha {alpha}"
+            )
         a, b = (shapes[f"{module}.lora_{half}.weight"] for half in "AB")
+        linears = _PARAMETERS[parameter]
+        if len(a) != 2 or len(b) != 2 or 0 in (*a, *b) or rank < 1:
+            raise ValueError(f"{module} has shapes {list(a)} and {list(b)}")
+        if a[0] != b[1] or a[0] % rank or b[0] % len(linears):
+            raise ValueError(f"{module} has shapes {list(a)} and {list(b)} for a rank of {rank}")
+        pairs.append(Fused(module, experts, linears, a[0] // rank, rank // 2 if owns else rank, owns))
         if not both and a[1] == b[0]:
             raise ValueError(f"{module} is as wide as it is high: which way round cannot be told")
     if left := [entry for entry in parameters if not any(_any_names([entry], name) for name in met)]:
@@ -65,30 +79,6 @@ def pairs_of(
 def _any_names(entries: Iterable[str], name: str) -> bool:
     """Return whether any entry of target_parameters names a parameter: as PEFT compares them."""
     return any(name == entry or name.endswith(f".{entry}") for entry in entries)
-
-
-def _pair(
-    module: str,
-    parameter: str,
-    shapes: Mapping[str, _Shape],
-    settings: Mapping[str, Any],
-    patterns: tuple[Pattern, Pattern],
-) -> Fused:
-    experts = module.removesuffix(_INNER)
-    alpha = settings["lora_alpha"]
-    rank = patterns[0].of(f"{experts}.{parameter}", settings["r"])
-    its_alpha = patterns[1].of(f"{experts}.{parameter}", alpha)
-    doubled = alpha * (2**0.5 if settings.get("use_rslora") else 2)
-    owns = parameter == "gate_up_proj" and its_alpha != alpha and rank % 2 == 0
-    if its_alpha != alpha and not (owns and isclose(its_alpha, doubled, rel_tol=1e-12)):
-        raise ValueError(f"alpha_pattern gives {experts}.{parameter} {its_alpha} beside lora_alpha {alpha}")
-    a, b = (shapes[f"{module}.lora_{half}.weight"] for half in "AB")
-    linears = _PARAMETERS[parameter]
-    if len(a) != 2 or len(b) != 2 or 0 in (*a, *b) or rank < 1:
-        raise ValueError(f"{module} has shapes {list(a)} and {list(b)}")
-    if a[0] != b[1] or a[0] % rank or b[0] % len(linears):
-        raise ValueError(f"{module} has shapes {list(a)} and {list(b)} for a rank of {rank}")
-    return Fused(module, experts, linears, a[0] // rank, rank // 2 if owns else rank, owns)
 
 
 def split_shapes(pair: Fused, shapes: Mapping[str, _Shape]) -> dict[str, _Shape]:
@@ -134,9 +124,15 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
     layer that has an adapter on any is zero there. `shapes` has (out, in) of every linear of the base.
     """
     config = adapter.config
+    tensors = adapter.tensors
     layers = sorted({experts_of(module) for module in config.experts})
-    kept = {name: tensor for name, tensor in adapter.tensors.items() if not experts_of(_module(name))}
-    owns = not all(_shares(adapter, layer, shapes) for layer in layers)
+    kept = {name: tensor for name, tensor in tensors.items() if not experts_of(_module(name))}
+    # gate and up have an A each unless it is the same in every expert
+    gates = [name for name in shapes if experts_of(name) in layers and name.endswith(".gate_proj")]
+    pairs = [(f"{gate}.lora_A.weight", f"{gate[:-9]}up_proj.lora_A.weight") for gate in gates]
+    owns = not all(
+        gate in tensors and up in tensors and np.array_equal(tensors[gate], tensors[up]) for gate, up in pairs
+    )
     for layer in layers:
         count = len({name for name in shapes if experts_of(name) == layer}) // 3
         for parameter, linears in _PARAMETERS.items():
@@ -172,16 +168,6 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
 
 def _module(name: str) -> str:
     return name.rpartition(".lora_")[0]
-
-
-def _shares(adapter: Adapter, layer: str, shapes: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether gate and up have the same A in every expert of a layer."""
-    gates = [name for name in shapes if experts_of(name) == layer and name.endswith(".gate_proj")]
-    pairs = [(f"{gate}.lora_A.weight", f"{gate[:-9]}up_proj.lora_A.weight") for gate in gates]
-    tensors = adapter.tensors
-    return all(
-        gate in tensors and up in tensors and np.array_equal(tensors[gate], tensors[up]) for gate, up in pairs
-    )
 
 
 def _stack(

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig, Fused, Outline
+from lorad.adapters.adapter import MAGNITUDE, PEFT_PREFIX, Adapter, AdapterConfig, Outline
 from lorad.adapters.directory import FileFact
 from lorad.adapters.forms import form_of
 from lorad.adapters.fused import is_fused, joined, pairs_of, split, split_shapes
@@ -87,8 +87,6 @@ def outline(directory: Path) -> Outline:
     Raises AdapterRefused (the file, the part and the way out) for pickled weights, variants of LoRA, damaged
     files, ranks that contradict the configuration, and modules of which a half or a layer is missing.
     """
-    for name in (CONFIG, WEIGHTS):
-        _refuse_outside(directory, directory / name)
     weights = _weights(directory)
     settings = read_settings(directory / CONFIG)
     shapes = read_shapes(weights)
@@ -112,7 +110,22 @@ def outline(directory: Path) -> Outline:
     singles = {name: shape for name, shape in named.items() if not is_fused(name.rpartition(".lora_")[0])}
     config = _config_of(single, singles, settings, (ranks, alphas), directory)
     if pairs:
-        config = _with_pairs(config, pairs, directory)
+        if (inner := {pair.rank for pair in pairs}) != {pairs[0].rank} or config.experts:
+            why = (
+                f"ranks {sorted(inner)}" if len(inner) > 1 else "pairs of single experts beside others of all"
+            )
+            raise AdapterRefused(
+                f"{directory / WEIGHTS}: its experts have {why}",
+                hint="train gate_up_proj and down_proj at one rank, in PEFT's own form alone",
+            )
+        linears = {
+            pair.name(expert, linear)
+            for pair in pairs
+            for expert in range(pair.total)
+            for linear in pair.linears
+        }
+        modules = tuple(sorted({*config.modules, *linears}))
+        config = replace(config, modules=modules, expert_rank=pairs[0].rank)
         singles |= {name: shape for pair in pairs for name, shape in split_shapes(pair, named).items()}
     if config.dora and config.experts:
         raise AdapterRefused(
@@ -133,7 +146,23 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
     outlined = outline(directory)
     if base is not None:
         for module in outlined.copies:
-            _refuse_other_weight(directory / WEIGHTS, module, base)
+            # a copy that is not the base's own weight would change the base itself
+            names = [f"{module}.weight"] + [f"{tied}.weight" for tied in _TIED if leaf(module) == HEAD]
+            copy = f"{PEFT_PREFIX}{module}{_COPY}"
+            try:
+                places = [(path, name) for name in names if (path := find_tensor(base, name))]
+                is_own = bool(places) and same_values(directory / WEIGHTS, copy, *places[0])
+            except OSError as error:
+                raise AdapterRefused(
+                    f"{error.filename}: not readable: {error.strerror}", hint="check its mode"
+                ) from error
+            if not is_own:
+                why = "is not that of the base" if places else "is a weight of a base that is not known here"
+                raise AdapterRefused(
+                    f"{directory / WEIGHTS}: {copy} {why}",
+                    hint="only adapters are loaded, never weights of the base: train with these frozen, and "
+                    "save with save_pretrained(…, save_embedding_layers=False)",
+                )
     fused = {f"{pair.module}.lora_{half}.weight" for pair in outlined.fused for half in "AB"}
     tensors = read_tensors(directory / WEIGHTS, {PEFT_PREFIX + name for name in (*outlined.shapes, *fused)})
     named = {name.removeprefix(PEFT_PREFIX): array for name, array in tensors.items()}
@@ -143,26 +172,6 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
     if {name: array.shape for name, array in named.items()} != outlined.shapes:
         raise AdapterRefused(f"{directory / WEIGHTS}: it was changed while it was read", hint="try again")
     return Adapter(config=outlined.config, tensors={name: named[name] for name in sorted(named)})
-
-
-def _refuse_other_weight(weights: Path, module: str, base: Sequence[Path]) -> None:
-    """Refuse a copy of a weight that is not the base's: it would change the base itself."""
-    names = [f"{module}.weight"] + [f"{tied}.weight" for tied in _TIED if leaf(module) == HEAD]
-    copy = f"{PEFT_PREFIX}{module}{_COPY}"
-    try:
-        places = [(path, name) for name in names if (path := find_tensor(base, name))]
-        is_own = bool(places) and same_values(weights, copy, places[0][0], places[0][1])
-    except OSError as error:
-        raise AdapterRefused(
-            f"{error.filename}: not readable: {error.strerror}", hint="check its mode"
-        ) from error
-    if not is_own:
-        why = "is not that of the base" if places else "is a weight of a base that is not known here"
-        raise AdapterRefused(
-            f"{weights}: {copy} {why}",
-            hint="only adapters are loaded, never weights of the base: train with these frozen, and save "
-            "with save_pretrained(…, save_embedding_layers=False)",
-        )
 
 
 @cache
@@ -206,6 +215,17 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
 
 
 def _weights(directory: Path) -> Path:
+    """Return the file of the weights. Raises AdapterRefused where there are pickles in its place, and for a
+    link, unless it leads to a file below the directory or, in a snapshot of the hub's cache, to its blobs.
+    """
+    for link in (path for path in (directory / CONFIG, directory / WEIGHTS) if path.is_symlink()):
+        home = directory.resolve()
+        target = link.resolve()
+        cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+        if not (target.is_relative_to(home) or target.is_relative_to(cache)):
+            raise AdapterRefused(
+                f"{link}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
+            )
     path = directory / WEIGHTS
     others = directory.iterdir() if directory.is_dir() and not os.path.lexists(path) else ()
     # what torch and its checkpoints unpickle
@@ -215,21 +235,6 @@ def _weights(directory: Path) -> Path:
             hint=f"load it with peft and save_pretrained(safe_serialization=True), which writes {WEIGHTS}",
         )
     return path
-
-
-def _refuse_outside(directory: Path, path: Path) -> None:
-    """Refuse a link, unless it leads to a file below the directory or, in a snapshot of the hub's cache, to
-    its blobs.
-    """
-    if not path.is_symlink():
-        return
-    home = directory.resolve()
-    target = path.resolve()
-    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not (target.is_relative_to(home) or target.is_relative_to(cache)):
-        raise AdapterRefused(
-            f"{path}: a link that leads out of the directory", hint=f"replace it by a copy of {target}"
-        )
 
 
 def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:
@@ -297,24 +302,6 @@ def _config_of(
         expert_rank=rank_of.get(True),
         dora=bool(settings.get("use_dora")),
     )
-
-
-def _with_pairs(config: AdapterConfig, pairs: Sequence[Fused], directory: Path) -> AdapterConfig:
-    """Return the configuration with what pairs on all experts of a layer adapt.
-
-    Raises AdapterRefused where their ranks differ, or experts are adapted one by one beside them.
-    """
-    if (ranks := {pair.rank for pair in pairs}) != {pairs[0].rank} or config.experts:
-        why = f"ranks {sorted(ranks)}" if len(ranks) > 1 else "pairs of single experts beside others of all"
-        raise AdapterRefused(
-            f"{directory / WEIGHTS}: its experts have {why}",
-            hint="train gate_up_proj and down_proj at one rank, in PEFT's own form alone",
-        )
-    linears = {
-        pair.name(expert, linear) for pair in pairs for expert in range(pair.total) for linear in pair.linears
-    }
-    modules = tuple(sorted({*config.modules, *linears}))
-    return replace(config, modules=modules, expert_rank=pairs[0].rank)
 
 
 def _check_used(

@@ -8,7 +8,6 @@ from lorad.adapters.adapter import AdapterConfig, Outline
 from lorad.adapters.served import partners_of
 from lorad.adapters.targets import experts_of, leaf
 from lorad.errors import AdapterRefused, SpecError
-from lorad.servers.kind import ServerKind
 from lorad.servers.table import SERVERS
 
 _FUSED = ("deepseek_v3", "glm4_moe", "olmoe", "qwen2_moe", "qwen3_moe")
@@ -59,19 +58,18 @@ def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str
         elif config.dropout:
             reasons["PEFT"] = "it takes no dropout on experts"
     for name, server in sorted(SERVERS.items()):
-        reasons[name] = parts or _why_not_server(server, config, shapes, model_type)
+        reasons[name] = parts
+        if parts:
+            continue
+        if model_type not in server.expert_types:
+            reasons[name] = f"experts of {model_type or 'this model'} were not tried"
+        elif config.expert_rank is not None and not server.reads_ranks:
+            reasons[name] = "it has one rank for all modules"
+        elif config.rslora and not server.reads_rslora:
+            reasons[name] = "it knows no rsLoRA"
+        elif lacks := partners_of(config.modules, shapes, server.joined):
+            reasons[name] = f"it wants {leaf(lacks[0])} too"
     return reasons
-
-
-def _why_not_server(server: ServerKind, config: AdapterConfig, shapes: _Shapes, model_type: str) -> str:
-    if model_type not in server.expert_types:
-        return f"experts of {model_type or 'this model'} were not tried"
-    if config.expert_rank is not None and not server.reads_ranks:
-        return "it has one rank for all modules"
-    if config.rslora and not server.reads_rslora:
-        return "it knows no rsLoRA"
-    lacks = partners_of(config.modules, shapes, server.joined)
-    return f"it wants {leaf(lacks[0])} too" if lacks else ""
 
 
 def taken_for_experts(config: AdapterConfig, model_type: str) -> list[str]:

@@ -43,19 +43,31 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
     modules = tuple(sorted((*config.modules, *partners)))
     rank = config.max_rank
     scale = config.scale if len(config.experts) < len(config.modules) else config.scale_of_experts
-    tensors = {
-        name: _at_rank(tensor, rank, config.scale_of(name.rpartition(".lora_")[0]) / scale, name)
-        for name, tensor in adapter.tensors.items()
-    }
+    tensors: dict[str, np.ndarray] = {}
+    for name, tensor in adapter.tensors.items():
+        is_a = ".lora_A." in name
+        times = config.scale_of(name.rpartition(".lora_")[0]) / scale
+        missing = rank - tensor.shape[0 if is_a else 1]
+        tensors[name] = tensor
+        if missing or not (is_a or times == 1):
+            padded = np.pad(tensor, ((0, missing), (0, 0)) if is_a else ((0, 0), (0, missing)))
+            padded *= np.float32(1 if is_a else times)
+            padded.flags.writeable = False
+            tensors[name] = padded
     for module in partners:
         out, width = shapes[module]
         pair = {"A": np.zeros((rank, width), np.float32), "B": np.zeros((out, rank), np.float32)}
         for part, zeros in pair.items():
             zeros.flags.writeable = False
             tensors[f"{module}.lora_{part}.weight"] = zeros
+    for name, tensor in tensors.items() if dtype != "float32" else ():
+        with np.errstate(over="ignore"):  # attestation finds what has become infinite
+            cast = bfloat16_bits(tensor) if dtype == "bfloat16" else tensor.astype(np.float16)
+        cast.flags.writeable = False
+        tensors[name] = cast
     return Adapter(
         AdapterConfig(rank, scale * rank, modules, dropout=config.dropout),
-        {name: _cast(tensor, dtype) for name, tensor in sorted(tensors.items())},
+        dict(sorted(tensors.items())),
     )
 
 
@@ -84,18 +96,6 @@ def divided(adapter: Adapter, shapes: _Shapes, parts: Mapping[str, Parts]) -> Ad
     return Adapter(replace(config, modules=modules), dict(sorted(tensors.items())))
 
 
-def _at_rank(tensor: np.ndarray, rank: int, times: float, name: str) -> np.ndarray:
-    """Return A or B with zeros up to `rank`, B multiplied by `times`."""
-    is_a = ".lora_A." in name
-    missing = rank - tensor.shape[0 if is_a else 1]
-    if not missing and (is_a or times == 1):
-        return tensor
-    padded = np.pad(tensor, ((0, missing), (0, 0)) if is_a else ((0, 0), (0, missing)))
-    padded *= np.float32(1 if is_a else times)
-    padded.flags.writeable = False
-    return padded
-
-
 def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
     """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
     adapter on as well; beside an expert all those of its layer.
@@ -110,15 +110,3 @@ def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequen
     if touched := {experts_of(module) for module in modules} - {""}:
         partners.update(name for name in shapes if experts_of(name) in touched)
     return sorted(name for name in partners - present if name in shapes)
-
-
-def _cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        cast = bfloat16_bits(tensor)
-    elif dtype == "float16":
-        with np.errstate(over="ignore"):  # attestation finds what has become infinite
-            cast = tensor.astype(np.float16)
-    else:
-        return tensor
-    cast.flags.writeable = False
-    return cast

@@ -103,14 +103,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     if "lora_parameters" in settings:
         hint = "fuse it with mlx_lm.fuse and give the model, or transpose lora_a and lora_b into PEFT's form"
         raise AdapterRefused(f"{path}: it is an adapter of mlx, not of PEFT", hint=hint)
-    if wrong := {**_wrong_keys(settings), **_wrong_start(settings), **_wrong_numbers(settings)}:
+    if wrong := _wrong(settings):
         hints = dict.fromkeys(wrong.values())
         raise AdapterRefused(f"{path}: {'; '.join(wrong)}", hint="; ".join(hints))
     return settings
 
 
-def _wrong_keys(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what to do about each key that changes what an adapter computes, by a sentence about it."""
+def _wrong(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what to do about each key that changes what an adapter computes, about a start that moved a part
+    of the base to the adapter, and about a wrong rank, alpha or dropout, by a sentence about it.
+    """
     wrong = {
         f"{key} is {short(settings[key])}": hint
         for key, (harmless, hint) in _REFUSED.items()
@@ -119,32 +121,19 @@ def _wrong_keys(settings: Mapping[str, Any]) -> dict[str, str]:
     familiar = {*READ, *WITHOUT_EFFECT, *_REFUSED}
     unknown = [key for key, value in settings.items() if key not in familiar and value]
     advice = "take it out where it says nothing of what the adapter computes; else lorad cannot load it"
-    return wrong | {f"{key:.60} is {short(settings[key])}, a key unknown here": advice for key in unknown[:5]}
-
-
-def _wrong_start(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Check `init_lora_weights`, since some ways to start move a part of the base to the adapter.
-
-    Returns what to do by a sentence about it; nothing where all is well.
-    """
+    wrong |= {f"{key:.60} is {short(settings[key])}, a key unknown here": advice for key in unknown[:5]}
     start = settings.get("init_lora_weights")
     word = str(start).lower().replace("-", "_")
     if word.startswith(_CHANGE_BASE):
         advice = "save it with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
-        return {f"{start} changed the base itself": advice}
-    if word not in _KEEP_BASE:
+        wrong[f"{start} changed the base itself"] = advice
+    elif word not in _KEEP_BASE:
         advice = "set it to true where the base stayed as it was; else lorad cannot load the adapter"
-        return {f"init_lora_weights is {short(start)}, which is unknown here": advice}
-    return {}
-
-
-def _wrong_numbers(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Check rank, alpha and dropout. Return what to do about each wrong one, by a sentence about it."""
+        wrong[f"init_lora_weights is {short(start)}, which is unknown here"] = advice
     rank = settings.get("r")
     alpha = settings.get("lora_alpha")
     dropout = settings.get("lora_dropout") or 0.0
     again = "export the adapter again"
-    wrong: dict[str, str] = {}
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         wrong[f"r is {short(rank)}, not a positive integer"] = again
     if alpha is None:

@@ -58,10 +58,6 @@ class Named(NamedTuple):
         is_target = self.targets is None or bool(self.targets & ends)
         return is_target and not (self.excluded or frozenset()) & ends
 
-    def must_have(self, module: str) -> bool:
-        """Return whether PEFT puts an adapter on a module wherever a model has it."""
-        return self.targets is not None and self.excluded is not None and self.may_have(module)
-
 
 def layer_of(module: str) -> int | None:
     """Return the layer's number: `model.layers.3.mlp.experts.7.up_proj` -> 3."""
@@ -172,21 +168,17 @@ def _matched(
     for entry in entries(modules):
         matches = {name for name in names if entry_matches(entry, name)}
         if not matches and entry not in may_lack:
-            raise SpecError(f"{entry!r} matches no linear of the model", key=key, hint=_advice(entry, names))
+            leaves = _leaves(names)
+            others = [name for name in (*leaves, *MEGATRON, ALL_LINEAR, *names) if name != entry]
+            near = difflib.get_close_matches(entry, others, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            hint += f"there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, "
+            hint += "and wildcards with *"
+            if entry == ALL_LINEAR:
+                hint = f"there is {HEAD} alone, which {ALL_LINEAR} leaves out: name it, or use another model"
+            raise SpecError(f"{entry!r} matches no linear of the model", key=key, hint=hint)
         matched |= matches
     return frozenset(matched)
-
-
-def _advice(entry: str, names: list[str]) -> str:
-    leaves = _leaves(names)
-    if entry == ALL_LINEAR:
-        return f"there is {HEAD} alone, which {ALL_LINEAR} leaves out: name it, or use another model"
-    others = [name for name in (*leaves, *MEGATRON, ALL_LINEAR, *names) if name != entry]
-    near = difflib.get_close_matches(entry, others, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
-    return (
-        f"{guess}there are {', '.join(leaves)}, Megatron's names for them, {ALL_LINEAR}, and wildcards with *"
-    )
 
 
 def _leaves(names: Iterable[str]) -> list[str]:

@@ -136,7 +136,18 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, _Entry]]]:
                 name: _span(entry, path, name) for name, entry in header.items() if name != "__metadata__"
             }
             begin = file.tell()
-            _check_cover(list(spans.values()), size - begin, path)
+            # the tensors fill the data exactly: no hole, no overlap, nothing behind
+            position = 0
+            for start, end in sorted(spans.values()):
+                if start != position:
+                    raise AdapterRefused(
+                        f"{path}: its tensors overlap or leave a hole at byte {position}", hint=_DAMAGED
+                    )
+                position = end
+            if position != size - begin:
+                raise AdapterRefused(
+                    f"{path}: its tensors take {position} bytes but it has {size - begin}", hint=_DAMAGED
+                )
             entries = {
                 name: _Entry(header[name]["dtype"], tuple(header[name]["shape"]), begin + start, begin + end)
                 for name, (start, end) in spans.items()
@@ -210,19 +221,6 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
             f"{path}: {name} has {end - start} bytes for shape {shape} of {dtype}", hint=_DAMAGED
         )
     return start, end
-
-
-def _check_cover(spans: list[tuple[int, int]], size: int, path: Path) -> None:
-    """Refuse tensors that do not fill the data exactly: no hole, no overlap, nothing behind."""
-    position = 0
-    for start, end in sorted(spans):
-        if start != position:
-            raise AdapterRefused(
-                f"{path}: its tensors overlap or leave a hole at byte {position}", hint=_DAMAGED
-            )
-        position = end
-    if position != size:
-        raise AdapterRefused(f"{path}: its tensors take {position} bytes but it has {size}", hint=_DAMAGED)
 
 
 def _array(entry: _Entry, data: memoryview) -> np.ndarray:

@@ -48,7 +48,8 @@ def refuse_unfit(outlined: Outline, shapes: Mapping[str, tuple[int, int]]) -> di
     for name, shape in expected.items():
         if (own := outlined.shapes[name]) != shape:
             _refuse(f"{name} has shape {list(own)}, the base needs {list(shape)}", _OTHER_BASE)
-    if outlined.named.targets is None or outlined.fused:
+    named = outlined.named
+    if named.targets is None or named.excluded is None or outlined.fused:
         return expected
     # A linear that the configuration names, in a layer with others, has tensors. Experts, which transformers
     # 5 has as parameters, are looked at where some have a pair of their own.
@@ -57,7 +58,7 @@ def refuse_unfit(outlined: Outline, shapes: Mapping[str, tuple[int, int]]) -> di
     layers = {None, *map(layer_of, modules)}
     for module in shapes:
         counts = layer_of(module) in layers and (has_experts or not experts_of(module))
-        if counts and module not in modules and outlined.named.must_have(module):
+        if counts and module not in modules and named.may_have(module):
             _refuse(f"{module} is in its target_modules and has no tensor", "export the adapter again")
     return expected
 

@@ -280,7 +280,20 @@ def parse_config(data: Mapping[str, Any], where: str) -> ModelConfig:
 
     Raises: SpecError for an architecture or an option that the builtin forward does not compute.
     """
-    architecture = _architecture(data, where)
+    model_type = data.get("model_type")
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    name = next(iter(data.get("architectures") or ()), None) or by_type.get(
+        str(model_type), model_type or "none named"
+    )
+    other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
+    if name not in FAMILIES or other_type:
+        raise SpecError(
+            f"{where}: the builtin backend does not know the architecture {name}"
+            + (f" of model_type {model_type}" if other_type else ""),
+            hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp, "
+            f"and rollout.backend: {NAMES}",
+        )
+    architecture = str(name)
     family = FAMILIES[architecture]
     if family.is_hybrid:
         data = {**data, **(data.get("text_config") or {})}
@@ -378,23 +391,6 @@ def _experts(data: Mapping[str, Any], mixture: Mixture, layers: int, where: str)
         if mixture.is_fused
         else None,
     )
-
-
-def _architecture(data: Mapping[str, Any], where: str) -> str:
-    model_type = data.get("model_type")
-    by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    name = next(iter(data.get("architectures") or ()), None) or by_type.get(
-        str(model_type), model_type or "none named"
-    )
-    other_type = name in FAMILIES and model_type not in (None, FAMILIES[name].model_type)
-    if name not in FAMILIES or other_type:
-        raise SpecError(
-            f"{where}: the builtin backend does not know the architecture {name}"
-            + (f" of model_type {model_type}" if other_type else ""),
-            hint=f"supported: {', '.join(_SUPPORTED)}; other models need trainer.backend: megatron or fsdp, "
-            f"and rollout.backend: {NAMES}",
-        )
-    return str(name)
 
 
 def _heads(data: Mapping[str, Any], where: str) -> dict[str, int]:

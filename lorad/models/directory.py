@@ -49,7 +49,32 @@ def resolve(path: str, *, any_architecture: bool = False) -> Path:
         hint = f"`lorad models get {path}` downloads it" if path in MODELS else _GIVE
         raise SpecError(f"{path} is not a directory", key="model.path", hint=hint)
     name, _, revision = path.partition("@")
-    return cached(name, revision or None) or _download(path, name, revision or None, any_architecture)
+    commit = revision or None
+    if (snapshot := cached(name, commit)) is not None:
+        return snapshot
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    try:
+        # the others retry, or wait without end
+        HfApi().model_info(name, revision=commit, timeout=_ANSWER_WITHIN)
+        config = read_json(Path(hf_hub_download(name, "config.json", revision=commit)))
+        if not any_architecture:
+            parse_config(config, f"{path}/config.json")
+        return Path(
+            snapshot_download(
+                name, revision=commit, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
+            )
+        )
+    except SpecError:
+        raise
+    except Exception as error:  # each version of the hub's client, and of its transports, has its own kinds
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SpecError(
+            f"{path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
+            key="model.path",
+            hint="check the name and the network (HF_TOKEN for gated models); without network, give a local "
+            f"directory, or fill the cache where there is one: hf download {name}",
+        ) from error
 
 
 def cached(name: str, revision: str | None) -> Path | None:
@@ -65,33 +90,6 @@ def cached(name: str, revision: str | None) -> Path | None:
     except SpecError:
         return None
     return directory if (directory / "tokenizer.json").is_file() else None
-
-
-def _download(path: str, name: str, revision: str | None, any_architecture: bool) -> Path:
-    """Download a model; what the builtin backend does not compute is refused before its weights come."""
-    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-
-    try:
-        # the others retry, or wait without end
-        HfApi().model_info(name, revision=revision, timeout=_ANSWER_WITHIN)
-        config = read_json(Path(hf_hub_download(name, "config.json", revision=revision)))
-        if not any_architecture:
-            parse_config(config, f"{path}/config.json")
-        return Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
-            )
-        )
-    except SpecError:
-        raise
-    except Exception as error:  # each version of the hub's client, and of its transports, has its own kinds
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise SpecError(
-            f"{path} is no directory, is not whole in the hub cache, and could not be downloaded: {reason}",
-            key="model.path",
-            hint="check the name and the network (HF_TOKEN for gated models); without network, give a local "
-            f"directory, or fill the cache where there is one: hf download {name}",
-        ) from error
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -191,40 +189,34 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for name, shape in linear_shapes(config).items():
         if not (is_fused and ".experts." in name):
             shapes[f"{name}.weight"] = shape
-    for layer in range(config.num_hidden_layers):
-        for name, others in _beside_linears(config, layer).items():
-            shapes[f"{config.prefix}layers.{layer}.{name}"] = others
-    return shapes
-
-
-def _beside_linears(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer's norms, biases, sinks and routers, and of linears of fused experts."""
     hidden = config.hidden_size
     dim = config.head_dim
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
     biased = {"qkv": config.qkv_bias, "o": config.o_bias, "gate_up": config.mlp_bias, "down": config.mlp_bias}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    for group in groups_of(config, layer):
-        if biased.get(group):
-            modules = zip(modules_in(config, layer, group), shapes_in(config, layer, group), strict=True)
-            shapes |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
-    delta = config.delta
-    if delta is not None and layer in delta.layers:
-        shapes |= {
-            "linear_attn.conv1d.weight": (delta.mixed, 1, delta.kernel),
-            "linear_attn.A_log": (delta.value_heads,),
-            "linear_attn.dt_bias": (delta.value_heads,),
-            "linear_attn.norm.weight": (delta.value_dim,),
+    for layer in range(config.num_hidden_layers):
+        beside: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
         }
-    for name, count in heads.items() if config.qk_norm and not config.has_delta(layer) else ():
-        shapes[f"self_attn.{name}.weight"] = (count * dim if config.norms_all_heads else dim,)
-    if config.has_sinks:
-        shapes["self_attn.sinks"] = (config.num_attention_heads,)
-    if config.experts is not None and config.has_experts(layer):
-        shapes |= _of_experts(config.experts, hidden)
+        for group in groups_of(config, layer):
+            if biased.get(group):
+                modules = zip(modules_in(config, layer, group), shapes_in(config, layer, group), strict=True)
+                beside |= {f"{module}.bias": (rows,) for module, (rows, _) in modules}
+        delta = config.delta
+        if delta is not None and layer in delta.layers:
+            beside |= {
+                "linear_attn.conv1d.weight": (delta.mixed, 1, delta.kernel),
+                "linear_attn.A_log": (delta.value_heads,),
+                "linear_attn.dt_bias": (delta.value_heads,),
+                "linear_attn.norm.weight": (delta.value_dim,),
+            }
+        for name, count in heads.items() if config.qk_norm and not config.has_delta(layer) else ():
+            beside[f"self_attn.{name}.weight"] = (count * dim if config.norms_all_heads else dim,)
+        if config.has_sinks:
+            beside["self_attn.sinks"] = (config.num_attention_heads,)
+        if config.experts is not None and config.has_experts(layer):
+            beside |= _of_experts(config.experts, hidden)
+        shapes |= {f"{config.prefix}layers.{layer}.{name}": shape for name, shape in beside.items()}
     return shapes
 
 

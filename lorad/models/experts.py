@@ -131,7 +131,22 @@ def _route(
     [tokens, per token], the highest score first. For `choose` see `mixture`.
     """
     if config.is_sigmoid:
-        return _route_by_sigmoid(x, experts, config, choose)
+        # as DeepSeek-V3 (arXiv 2412.19437) does, in float32: a bias of each expert counts for the choice, not
+        # for the weight, and groups of experts are chosen first, by the sum of their two highest scores
+        scores = F.linear(x.float(), experts.router.float()).sigmoid()
+        assert experts.bias is not None
+        choice = scores.detach() + experts.bias
+        if config.groups_per_token < config.groups:
+            grouped = choice.view(len(x), config.groups, -1)
+            best = grouped.topk(2)[0].sum(-1).topk(config.groups_per_token)[1]
+            others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
+            choice = grouped.masked_fill(others.unsqueeze(-1), float("-inf")).view(len(x), -1)
+        index = choice.topk(config.per_token)[1]
+        index = index if choose is None else choose(index)
+        weights = scores.gather(1, index)
+        if config.is_normalized:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return index, weights * config.scale
     scores = F.linear(x, experts.router, experts.router_bias)
     likely = F.softmax(scores, dim=-1, dtype=torch.float32)
     weights, index = likely.topk(config.per_token)
@@ -141,28 +156,6 @@ def _route(
     if config.is_normalized:
         weights = weights / weights.sum(-1, keepdim=True)
     return index, weights if config.is_weighted_in_fp32 else weights.to(x.dtype)
-
-
-def _route_by_sigmoid(
-    x: Tensor, experts: Experts, config: ExpertsConfig, choose: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """Route as DeepSeek-V3 (arXiv 2412.19437) does, in float32: a bias of each expert counts for the choice,
-    not for the weight, and groups of experts are chosen first, by the sum of their two highest scores.
-    """
-    scores = F.linear(x.float(), experts.router.float()).sigmoid()
-    assert experts.bias is not None
-    choice = scores.detach() + experts.bias
-    if config.groups_per_token < config.groups:
-        grouped = choice.view(len(x), config.groups, -1)
-        best = grouped.topk(2)[0].sum(-1).topk(config.groups_per_token)[1]
-        others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
-        choice = grouped.masked_fill(others.unsqueeze(-1), float("-inf")).view(len(x), -1)
-    index = choice.topk(config.per_token)[1]
-    index = index if choose is None else choose(index)
-    weights = scores.gather(1, index)
-    if config.is_normalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return index, weights * config.scale
 
 
 def route_shape(base: Base) -> RouteShape | None:

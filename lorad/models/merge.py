@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lorad.models.base import Base, Layer
+from lorad.models.base import Base
 from lorad.models.config import GROUPS
 from lorad.models.lora import FrozenLora, LoraApply
 
@@ -34,22 +34,20 @@ class Merger:
         if lora is None or not self.is_worth_it:
             return self.base, lora
         if lora not in self.copies:
-            self.copies[lora] = self._merged(lora)
+
+            def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
+                pair = lora.pairs.get((layer, group))
+                if pair is None:
+                    return weight
+                gain = lora.gains.get((layer, group))
+                return torch.addmm(weight if gain is None else gain[0][:, None] * weight, pair[1], pair[0])
+
+            with torch.no_grad():
+                self.copies[lora] = with_weights(self.base, add)
             if len(self.copies) > _KEPT:
                 self.copies.popitem(last=False)
         self.copies.move_to_end(lora)
         return self.copies[lora], None
-
-    @torch.no_grad()
-    def _merged(self, lora: FrozenLora) -> Base:
-        def add(layer: int, group: str, weight: torch.Tensor) -> torch.Tensor:
-            pair = lora.pairs.get((layer, group))
-            if pair is None:
-                return weight
-            gain = lora.gains.get((layer, group))
-            return torch.addmm(weight if gain is None else gain[0][:, None] * weight, pair[1], pair[0])
-
-        return with_weights(self.base, add)
 
     def forget(self, lora: FrozenLora | None) -> None:
         """Drop what is kept for a version that is unloaded."""
@@ -72,8 +70,8 @@ def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.T
         changed: Gets the layer, the group as `LoraApply.apply` has it and the weight [out, in], which it may
             return and never writes to.
     """
-
-    def of(index: int, layer: Layer) -> Layer:
+    layers = []
+    for index, layer in enumerate(base.layers):
         groups = [group for group in GROUPS if getattr(layer, group) is not None]
         merged: dict[str, Any] = {group: changed(index, group, getattr(layer, group)) for group in groups}
         if layer.experts is not None:
@@ -90,7 +88,5 @@ def with_weights(base: Base, changed: Callable[[int, str, torch.Tensor], torch.T
                 if (shared := getattr(layer.experts, f"shared_{group}")) is not None:
                     inner[f"shared_{group}"] = changed(index, f"shared.{group}", shared)
             merged["experts"] = replace(layer.experts, **inner)
-        return replace(layer, **merged)
-
-    layers = tuple(of(index, layer) for index, layer in enumerate(base.layers))
-    return replace(base, layers=layers, head=changed(len(layers), "lm_head", base.head))
+        layers.append(replace(layer, **merged))
+    return replace(base, layers=tuple(layers), head=changed(len(layers), "lm_head", base.head))

@@ -208,7 +208,7 @@ def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[
     """Read a merged file again and compare: every byte outside of `targets` is the base's, and a changed
     weight is W + scale * B A (with DoRA at its length), computed in fp64, rounded once to the weight's dtype.
 
-    Returns what `_check_weight` does, summed. Raises IntegrityError.
+    Returns the sums of squares of what rounding changed and of what the adapter adds. Raises IntegrityError.
     """
     sums = np.zeros(2)
     changed = sorted((t.place.start, t.place.end) for t in targets)
@@ -226,30 +226,27 @@ def _check(base: Path, merged: Path, targets: list[_Target], advance: Callable[[
                     raise IntegrityError(f"{merged}: a weight without adapter is not the base's", hint=_AGAIN)
             position = end
         for target in targets:
-            sums += _check_weight(before, after, target, merged)
+            half = _ROUNDING[target.place.dtype]
+            tiniest = _TINIEST[target.place.dtype]
+            own = np.zeros(2)
+            a = target.a.astype(np.float64)
+            for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):
+                weight, merged_weight = (
+                    _values(rows, target.place).astype(np.float64) for rows in (old, new)
+                )
+                first = _first(target, start)
+                b = target.b[first:][: len(weight)].astype(np.float64)
+                whole, times = target.lengthened(weight + b @ a, first)
+                error = np.abs(merged_weight - whole)
+                allowed = half * np.abs(whole) + tiniest
+                allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a)) * np.abs(times)
+                if not bool((error <= allowed).all()):  # NaN is not
+                    finite = bool(np.isfinite(merged_weight).all())
+                    why = "it is not W + scale * B A" if finite else f"it does not fit {target.place.dtype}"
+                    raise IntegrityError(f"{merged}: {target.name}: {why}", hint=_AGAIN)
+                own += (error**2).sum(), ((whole - weight) ** 2).sum()
+            sums += own
     advance(size)
-    return sums
-
-
-def _check_weight(before: BinaryIO, after: BinaryIO, target: _Target, merged: Path) -> np.ndarray:
-    """Return the sums of squares of what rounding changed and of what the adapter adds."""
-    half = _ROUNDING[target.place.dtype]
-    tiniest = _TINIEST[target.place.dtype]
-    sums = np.zeros(2)
-    a = target.a.astype(np.float64)
-    for (start, old), (_, new) in zip(_rows(before, target), _rows(after, target), strict=True):
-        weight, merged_weight = (_values(rows, target.place).astype(np.float64) for rows in (old, new))
-        first = _first(target, start)
-        b = target.b[first:][: len(weight)].astype(np.float64)
-        whole, times = target.lengthened(weight + b @ a, first)
-        error = np.abs(merged_weight - whole)
-        allowed = half * np.abs(whole) + tiniest
-        allowed += _SLACK * (np.abs(weight) + np.abs(b) @ np.abs(a)) * np.abs(times)
-        if not bool((error <= allowed).all()):  # NaN is not
-            finite = bool(np.isfinite(merged_weight).all())
-            why = "it is not W + scale * B A" if finite else f"it does not fit {target.place.dtype}"
-            raise IntegrityError(f"{merged}: {target.name}: {why}", hint=_AGAIN)
-        sums += (error**2).sum(), ((whole - weight) ** 2).sum()
     return sums
 
 

@@ -159,7 +159,7 @@ def split_rotate(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tu
     """
     if qkv.requires_grad:
         return apply(_SplitRotate, qkv, heads, norm, rope)  # type: ignore[no-any-return]
-    return _SplitRotate.plain(qkv, heads, norm, rope)
+    return _SplitRotate.run(qkv, heads, norm, rope)[:3]
 
 
 def recomputed(
@@ -263,10 +263,6 @@ class _SwiGlu(Function):
 
 
 class _SplitRotate(Function):
-    @staticmethod
-    def plain(qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        return _SplitRotate.run(qkv, heads, norm, rope)[:3]
-
     @staticmethod
     def run(
         qkv: Tensor, heads: int, norm: QKNorm | None, rope: Rope

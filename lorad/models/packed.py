@@ -90,24 +90,24 @@ def pack(weight: Tensor, form: Quantize, dtype: torch.dtype, device: torch.devic
     if form == "nf4":
         refuse_unfilled({"a linear": (weight.shape[0], weight.shape[1])})
     rows = weight.view(-1, NF4_BLOCK if form == "nf4" else weight.shape[-1])
-    packed = [_nearest(part, form) for part in rows.split(max(1, _CHUNK // rows.shape[1]))]
-    codes, scales = (torch.cat(parts).to(device) for parts in zip(*packed, strict=True))
+    codes = list[Tensor]()
+    scales = list[Tensor]()
+    for chunk in rows.split(max(1, _CHUNK // rows.shape[1])):
+        part = chunk.float()
+        largest = part.abs().amax(1)
+        if form == "fp8":
+            scales.append(largest.clamp(min=_TINIEST) / _E4M3)
+            nearest = (part / scales[-1][:, None]).clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn)
+        else:
+            values = torch.tensor(_NF4, device=part.device)
+            between = (values[:-1] + values[1:]) / 2
+            scaled = (part * (1.0 / largest.clamp(min=_TINIEST))[:, None]).clamp(-1, 1)
+            indices = torch.bucketize(scaled, between, out_int32=True).to(torch.uint8)
+            scales.append(largest)
+            nearest = indices[:, ::2] << 4 | indices[:, 1::2]
+        codes.append(nearest)
     _pairs(device)
-    return Packed(form, tuple(weight.shape), dtype, codes, scales)
-
-
-def _nearest(rows: Tensor, form: Quantize) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of blocks [blocks, numbers], see `Packed`."""
-    rows = rows.float()
-    largest = rows.abs().amax(1)
-    if form == "fp8":
-        scales = largest.clamp(min=_TINIEST) / _E4M3
-        return (rows / scales[:, None]).clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn), scales
-    values = torch.tensor(_NF4, device=rows.device)
-    between = (values[:-1] + values[1:]) / 2
-    scaled = (rows * (1.0 / largest.clamp(min=_TINIEST))[:, None]).clamp(-1, 1)
-    codes = torch.bucketize(scaled, between, out_int32=True).to(torch.uint8)
-    return codes[:, ::2] << 4 | codes[:, 1::2], largest
+    return Packed(form, tuple(weight.shape), dtype, torch.cat(codes).to(device), torch.cat(scales).to(device))
 
 
 @cache

@@ -45,16 +45,11 @@ def frequencies(rope: RopeParameters, dim: int) -> torch.Tensor:
         blended = (1 - unstretched) * plain / rope.factor + unstretched * plain
         inner = torch.where(wavelength < trained / high, plain, blended)
         return torch.where(wavelength > trained / low, plain / rope.factor, inner)
-    if rope.rope_type == "yarn":
-        return _yarn(rope, powers, dim)
-    return 1.0 / powers
+    if rope.rope_type != "yarn":
+        return 1.0 / powers
 
-
-def _yarn(rope: RopeParameters, powers: torch.Tensor, dim: int) -> torch.Tensor:
-    """Scale as YaRN (arXiv 2309.00071) does: a ramp from kept to stretched between the dimensions that turn
-    beta_fast and beta_slow times within the trained length.
-    """
-
+    # arXiv 2309.00071: a ramp from kept to stretched between the dimensions that turn beta_fast and beta_slow
+    # times within the trained length
     def dimension(turns: float) -> float:
         turned = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return dim * math.log(turned) / (2 * math.log(rope.rope_theta))

@@ -20,7 +20,7 @@ from lorad.models.turns import WORK
 from lorad.pool.state import Pool
 from lorad.pool.verbs import PLAIN, STREAMS
 from lorad.protocol import frames
-from lorad.protocol.calls import CANCEL, VERBS, Answer, Call, Verb
+from lorad.protocol.calls import CANCEL, VERBS, Answer, Call
 from lorad.protocol.frames import BadFrame
 from lorad.protocol.listener import may_call, uid_of
 
@@ -191,7 +191,25 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
     """
     WORK.set(pool.parties.caller(call))
     try:
-        kind, args = _checked(pool, call)
+        kind = VERBS.get(call.verb)
+        if kind is None:
+            raise Conflict(
+                f"a pool has no verb {call.verb!r}", hint="Both sides must be of the same version of lorad."
+            )
+        if pool.stopping.is_set() and call.verb not in _ABOUT:
+            raise PoolLost(
+                "the pool is shutting down", hint="Resume the run; the daemon starts another pool."
+            )
+        if kind.of_run and (not call.run or call.attempt < 1 or (kind.mutates and call.seq < 1)):
+            raise Conflict(
+                f"{call.verb} needs a run, an attempt and a sequence number", hint="See lorad.protocol.calls."
+            )
+        try:
+            args: Any = frames.converted(call.args, kind.args)
+        except msgspec.ValidationError as error:
+            raise SpecError(
+                f"{call.verb}: {error}", hint="Both sides must be of the same version of lorad."
+            ) from None
         with contextlib.nullcontext() if call.verb in _ABOUT else pool.meter.activity():
             if kind.item is None:
 
@@ -215,24 +233,3 @@ async def _answers(pool: Pool, call: Call) -> AsyncGenerator[Answer, None]:
     except Exception as error:
         log.exception("%s of %s", call.verb, call.run or "nobody")
         yield Answer(call.id, "error", to_wire(error))
-
-
-def _checked(pool: Pool, call: Call) -> tuple[Verb, Any]:
-    """Return the verb of a call and its arguments. Raises Conflict, PoolLost, SpecError."""
-    kind = VERBS.get(call.verb)
-    if kind is None:
-        raise Conflict(
-            f"a pool has no verb {call.verb!r}", hint="Both sides must be of the same version of lorad."
-        )
-    if pool.stopping.is_set() and call.verb not in _ABOUT:
-        raise PoolLost("the pool is shutting down", hint="Resume the run; the daemon starts another pool.")
-    if kind.of_run and (not call.run or call.attempt < 1 or (kind.mutates and call.seq < 1)):
-        raise Conflict(
-            f"{call.verb} needs a run, an attempt and a sequence number", hint="See lorad.protocol.calls."
-        )
-    try:
-        return kind, frames.converted(call.args, kind.args)
-    except msgspec.ValidationError as error:
-        raise SpecError(
-            f"{call.verb}: {error}", hint="Both sides must be of the same version of lorad."
-        ) from None

@@ -123,7 +123,8 @@ class Pool:
         self.joint.forget(tenant.run)
         for entry in tenant.versions:
             self.loaded.release(entry)
-        for slot in (tenant.run, *tenant.beside):
+        critics = [] if tenant.spec.critic is None else [tenant.critic]
+        for slot in (tenant.run, *critics):
             self.work.forget(slot)
             self.machine.forget(slot)
             await self.trainer.close(slot)

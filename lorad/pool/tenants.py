@@ -95,11 +95,6 @@ class Tenant:
         return critic_slot(self.run)
 
     @property
-    def beside(self) -> list[str]:
-        """Return the slots that its trainer holds for the run beside its own and the reference's."""
-        return [] if self.spec.critic is None else [self.critic]
-
-    @property
     def current(self) -> str:
         """Return the engine's name for the current version; "" while there is none."""
         return self.versions[-1].engine_name if self.versions else ""

@@ -58,8 +58,20 @@ def advantages(
     result = np.zeros(len(rewards), np.float64)
     tokens = np.ones(len(rewards), np.float64) if lengths is None else np.asarray(lengths, np.float64)
     for start, group in _groups(rewards, group_sizes):
+        if group.size == 0 or (baseline != "zero" and np.ptp(group) == 0):
+            continue
         part = slice(start, start + group.size)
-        result[part] = _in_group(group, tokens[part], baseline, scale, epsilon)
+        mean = group.mean()
+        if baseline == "loo":
+            centred = (group - mean) * group.size / (group.size - 1)
+        else:
+            by_tokens = (group * tokens[part]).sum() / tokens[part].sum()
+            centred = group - {"group": mean, "length": by_tokens, "zero": 0.0}[baseline]
+        if scale == "std" and np.ptp(group) > 0:
+            centred = centred / (group.std(ddof=1) + epsilon)
+        if scale == "mean":
+            centred = centred / (mean + epsilon) if mean > 0 else np.zeros(group.size)
+        result[part] = centred
     if scale == "batch_std" and len(rewards) > 1:
         result /= np.asarray(rewards, np.float64).std(ddof=1) + epsilon
     if scale == "whiten" and len(rewards):
@@ -85,25 +97,6 @@ def returns_to_go(rewards: np.ndarray, penalty: np.ndarray, lengths: np.ndarray)
     ends = sums[np.cumsum(lengths) - 1]
     returns: np.ndarray = np.repeat(rewards - ends, lengths) + sums - penalty
     return returns
-
-
-def _in_group(
-    group: np.ndarray, tokens: np.ndarray, baseline: Baseline, scale: Scale, epsilon: float
-) -> np.ndarray:
-    if group.size == 0 or (baseline != "zero" and np.ptp(group) == 0):
-        return np.zeros(group.size)
-    mean = group.mean()
-    if baseline == "loo":
-        centred = (group - mean) * group.size / (group.size - 1)
-    else:
-        by_tokens = (group * tokens).sum() / tokens.sum()
-        centred = group - {"group": mean, "length": by_tokens, "zero": 0.0}[baseline]
-    if scale == "std" and np.ptp(group) > 0:
-        centred = centred / (group.std(ddof=1) + epsilon)
-    if scale == "mean":
-        centred = centred / (mean + epsilon) if mean > 0 else np.zeros(group.size)
-    result: np.ndarray = centred
-    return result
 
 
 def zero_variance(rewards: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
 from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
 from lorad.rl.streaming.stream import Stream
-from lorad.rl.tasks import TASKS, Problem, problem
+from lorad.rl.tasks import TASKS, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.data import GENERATED, MADE, Data, Sources, labels_of, own_of, single
@@ -146,25 +146,20 @@ class TaskDataset(Dataset):
         self._limit = limit
 
     def take(self, position: int, n: int) -> list[Example]:
-        problems = (problem(self._task, self._split, self._seed, position + index) for index in range(n))
-        return [self._example(each) for each in problems]
-
-    def _example(self, question: Problem) -> Example:
-        tokens = self._tokenizer.encode(question.prompt, special=True)
-        if len(tokens) > self._limit:
-            raise SpecError(
-                f"{question.prompt!r} of the task {self._task} has {len(tokens)} tokens, not {self._limit} "
-                "at most",
-                key="data.max_prompt_tokens",
-                hint=f"Set it to {len(tokens)} or more.",
-            )
-        return Example(
-            question.id,
-            question.prompt,
-            question.answer,
-            tokens,
-            {"prompt": question.prompt, "answer": question.answer},
-        )
+        examples = []
+        for index in range(position, position + n):
+            question = problem(self._task, self._split, self._seed, index)
+            tokens = self._tokenizer.encode(question.prompt, special=True)
+            if len(tokens) > self._limit:
+                raise SpecError(
+                    f"{question.prompt!r} of the task {self._task} has {len(tokens)} tokens, not "
+                    f"{self._limit} at most",
+                    key="data.max_prompt_tokens",
+                    hint=f"Set it to {len(tokens)} or more.",
+                )
+            row = {"prompt": question.prompt, "answer": question.answer}
+            examples.append(Example(question.id, question.prompt, question.answer, tokens, row))
+        return examples
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -205,6 +200,7 @@ class _Prompts(Dataset):
         self._name = name_of(sources)
         self._data = data
         self._tokenizer = tokenizer
+        self._templated = data.chat_template == "auto" and tokenizer.has_chat_template
         self.unshown = self._unshown = dict[tuple[str, int], str]()
         self._lengths = array("I")  # of the prompts
 
@@ -246,10 +242,6 @@ class _Prompts(Dataset):
             prompt_value=prompt_value_of(row, self._data),
             answer_value=value,
         )
-
-    @property
-    def _templated(self) -> bool:
-        return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
     def _rendered(self, rows: Sequence[Row]) -> list[str]:
         """Return the prompts as text; with a chat template a string is what the user says."""
@@ -390,15 +382,6 @@ def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Ro
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
     return labelled(source, read)
-
-
-def load_prompts(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
-    """Return the prompts that a run trains on, which may be an environment's own. Raises SpecError."""
-    data = spec.data
-    if spec.env.package:
-        rows = environment_rows(spec.env, "train", cwd)
-        return RowDataset(data.train, rows, data, tokenizer, spec.seed)
-    return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
 
 
 def load_eval(

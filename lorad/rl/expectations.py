@@ -30,18 +30,39 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
         yield SpecError(why, key="expect", hint="Leave it out.")
         return
     evaluated = eval_metrics(spec)
+    kind = spec.algorithm.kind
     for place, expectation in enumerate(spec.expect):
         key = f"expect[{place}]"
+        metric = expectation.metric
         bounds = [value for value in (expectation.low, expectation.high) if value is not None]
         if not bounds:
             yield SpecError("it has no bound", key=key, hint="Give low, high, or both.")
         if bounds != sorted(bounds):
             why = f"{bounds[0]:g} is more than high, {bounds[1]:g}"
             yield SpecError(why, key=f"{key}.low", hint="Exchange the two.")
-        if expectation.metric in evaluated:
+        if metric in evaluated:
             yield from _wrong_evaluation(spec, expectation, key)
         else:
-            yield from _wrong_metric(spec, expectation, key, evaluated)
+            # one that no step of the run has, or that steps alone have
+            names = measured_by(kind)
+            if metric not in names and not (kind == "rl" and metric.startswith(tuple(NAMED))):
+                near = get_close_matches(metric, [*evaluated, *names], 2)
+                hint = f"Did you mean {' or '.join(near)}?" if near else ""
+                hint = hint or f"Evaluations have {', '.join(evaluated)}."
+                yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)
+            elif metric == "kl" and not spec.algorithm.kl_coef:
+                yield SpecError(
+                    "it is measured where algorithm.kl.coef is more than 0",
+                    key=f"{key}.metric",
+                    hint="Set a coefficient, or leave it out.",
+                )
+            elif expectation.step == 0:
+                yield SpecError(
+                    f"{metric} is of a step, and the first one is 1",
+                    key=f"{key}.step",
+                    hint="Set it to 1 or more, or expect a figure of evaluations, which begin before "
+                    "training.",
+                )
         steps = spec.trainer.steps
         if expectation.step is not None and expectation.step > steps:
             yield SpecError(
@@ -80,29 +101,4 @@ def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterato
             f"there is no evaluation at {step}, but one at each {every} steps and after the last",
             key=f"{key}.step",
             hint=f"Set it to {' or '.join(map(str, near))}, or change eval.every.",
-        )
-
-
-def _wrong_metric(
-    spec: Spec, expectation: Expectation, key: str, evaluated: list[str]
-) -> Iterator[SpecError]:
-    """Yield the error for a metric that no step of the run has, or that steps alone have."""
-    metric = expectation.metric
-    kind = spec.algorithm.kind
-    names = measured_by(kind)
-    if metric not in names and not (kind == "rl" and metric.startswith(tuple(NAMED))):
-        near = get_close_matches(metric, [*evaluated, *names], 2)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Evaluations have {', '.join(evaluated)}."
-        yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)
-    elif metric == "kl" and not spec.algorithm.kl_coef:
-        yield SpecError(
-            "it is measured where algorithm.kl.coef is more than 0",
-            key=f"{key}.metric",
-            hint="Set a coefficient, or leave it out.",
-        )
-    elif expectation.step == 0:
-        yield SpecError(
-            f"{metric} is of a step, and the first one is 1",
-            key=f"{key}.step",
-            hint="Set it to 1 or more, or expect a figure of evaluations, which begin before training.",
         )

@@ -39,22 +39,14 @@ class _Task(msgspec.Struct, frozen=True):
     env: str | None = None
 
 
-def _sort(word: str, chance: random.Random) -> str:
-    return "".join(sorted(word))
-
-
-def _reverse(word: str, chance: random.Random) -> str:
-    return word[::-1]
-
-
 def _value(word: str, chance: random.Random) -> str:
     """Return what a store holds under a key, which does not show it."""
     return "".join(chance.choices(string.digits, k=chance.randint(3, 4)))
 
 
 TASKS: dict[str, _Task] = {
-    "sort": _Task("S", string.digits, _sort),
-    "reverse": _Task("R", string.ascii_lowercase, _reverse),
+    "sort": _Task("S", string.digits, lambda word, _: "".join(sorted(word))),
+    "reverse": _Task("R", string.ascii_lowercase, lambda word, _: word[::-1]),
     "lookup": _Task("R", string.ascii_lowercase, _value, (4, 5), env="lookup"),
 }
 

@@ -21,8 +21,8 @@ from lorad.startup import quick_imports
 with quick_imports():
     import msgspec
 
-    from lorad.bounds import TEMPLATE_MEMORY, TEMPLATE_TEXT
-    from lorad.rl.templates import ChatTemplate, Job, Rendered, too_much
+    from lorad.bounds import GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
+    from lorad.rl.templates import ChatTemplate, Job, Rendered
 
 _ERROR_LIMIT = 2000  # characters
 
@@ -94,8 +94,10 @@ def _render_one(tokenizer: Any, chat: list[dict[str, Any]], job: Job, settings: 
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, **ending, **settings))
         if len(text) > TEMPLATE_TEXT:
             raise OverflowError
-    except (MemoryError, OverflowError) as error:
-        return Rendered(error=too_much(error))
+    except MemoryError:
+        return Rendered(error=f"it needs over {TEMPLATE_MEMORY // GIB} GiB of memory")
+    except OverflowError:
+        return Rendered(error=f"it writes over {TEMPLATE_TEXT // MIB} MiB")
     except Exception as error:
         if "Final message to continue:" in str(error):
             return Rendered(error="it drops or rewrites the last message, so that it cannot be continued")

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.bounds import CONFIG_BYTES, GIB, MIB, TEMPLATE_MEMORY, TEMPLATE_TEXT
+from lorad.bounds import CONFIG_BYTES
 from lorad.box.paths import python_path
 from lorad.errors import SpecError
 from lorad.files import read_file
@@ -95,34 +95,31 @@ class Renderer:
         with self._busy:
             for start in range(0, len(job.chats), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
-                self._do(replace(job, chats=job.chats[part], own=job.own[part]), texts)
+                request = replace(job, chats=job.chats[part], own=job.own[part])
+                try:
+                    line = msgspec.json.encode(request, enc_hook=str)
+                except (UnicodeError, RecursionError) as error:
+                    raise Refused(len(texts), f"its messages are no text: {error}") from None
+                process = self._process or self._start()
+                _send(process, line)
+                assert process.stdout is not None
+                for _ in request.chats:
+                    if not (answer := process.stdout.readline()):
+                        code = process.wait()
+                        self._stop()
+                        is_slow = code == -signal.SIGPROF
+                        over = f"it takes over {self._setup.seconds:g} s"
+                        raise Refused(len(texts), over if is_slow else f"its process ended with {code}")
+                    rendered = _ANSWERS.decode(answer)
+                    if rendered.error:
+                        raise Refused(len(texts), rendered.error)
+                    texts.append(rendered.text)
         return texts
 
     def close(self) -> None:
         """End the process; the next `render` starts another."""
         with self._busy:
             self._stop()
-
-    def _do(self, job: Job, texts: list[str]) -> None:
-        """Add the text of each chat to `texts`."""
-        try:
-            line = msgspec.json.encode(job, enc_hook=str)
-        except (UnicodeError, RecursionError) as error:
-            raise Refused(len(texts), f"its messages are no text: {error}") from None
-        process = self._process or self._start()
-        _send(process, line)
-        assert process.stdout is not None
-        for _ in job.chats:
-            if not (answer := process.stdout.readline()):
-                code = process.wait()
-                self._stop()
-                is_slow = code == -signal.SIGPROF
-                over = f"it takes over {self._setup.seconds:g} s"
-                raise Refused(len(texts), over if is_slow else f"its process ended with {code}")
-            rendered = _ANSWERS.decode(answer)
-            if rendered.error:
-                raise Refused(len(texts), rendered.error)
-            texts.append(rendered.text)
 
     def _start(self) -> subprocess.Popen[bytes]:
         light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
@@ -180,13 +177,6 @@ def template_in(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def too_much(error: Exception) -> str:
-    """Describe the error of a template that exceeds its limits."""
-    if isinstance(error, MemoryError):
-        return f"it needs over {TEMPLATE_MEMORY // GIB} GiB of memory"
-    return f"it writes over {TEMPLATE_TEXT // MIB} MiB"
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:

@@ -261,7 +261,7 @@ class Trainer(ABC):
         """Return the experts of the base, as `model.layers.4.mlp.experts.17`, of which no log-probability of
         the batch depends: the router sends none of its tokens there. None where the trainer does not know.
         """
-        return None
+        return await self.do(UnmetExperts(batch))
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
         """Return float32 [M]: a critic's value at the position that predicts each target, dropout off.
@@ -414,7 +414,8 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
     for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
         if (longest := lengths.max(initial=0)) > takes.max_tokens:
             raise ValueError(f"a {what} of {longest} tokens exceeds the {takes.max_tokens} of the base")
-    for what, ids in ids_of(batch).items():
+    labels = {} if batch.labels is None else {"labels": batch.labels}
+    for what, ids in {"prompts": batch.prompts, "completions": batch.completions, **labels}.items():
         if not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(f"the {what} are no token ids")
         outside = ids[(ids < 0) | (ids >= takes.vocab)]
@@ -422,12 +423,6 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
             raise ValueError(f"token {outside[0]} in the {what} is none of the {takes.vocab} of the base")
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature is {temperature}, not a positive number")
-
-
-def ids_of(batch: Batch) -> dict[str, np.ndarray]:
-    """Return all token ids, by what they are."""
-    labels = {} if batch.labels is None else {"labels": batch.labels}
-    return {"prompts": batch.prompts, "completions": batch.completions} | labels
 
 
 def _check_normaliser(batch: Batch, normaliser: float) -> None:

@@ -23,7 +23,8 @@ from lorad.client.boxes.hosts import HOST
 from lorad.client.client import Client
 from tests.hosts.sshd import real_sshd
 from tests.kit.warm.client import PLACE
-from tests.kit.world import COLD, PATIENCE, REPOSITORY, WARM, World, world
+from tests.kit.warm.processes import CLIENT as WARM
+from tests.kit.world import COLD, PATIENCE, REPOSITORY, World, world
 
 FAKE_SSH = f"{sys.executable} -S {Path(__file__).with_name('fake_ssh.py')}"
 

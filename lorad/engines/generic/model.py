@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,7 +88,7 @@ class GenericModel:
         self._count = 0
         self._called: set[str] = set()
         for name, linear in self.linears.items():
-            linear.register_forward_hook(self._hook(name))
+            linear.register_forward_hook(partial(self._add, name))
 
     @classmethod
     def opened(
@@ -163,27 +164,23 @@ class GenericModel:
             self._rows = []
         return logits
 
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
-        """Make the hook of a linear: it adds to each row what its adapter has there.
+    def _add(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Add to each row of a linear's output what its adapter has there.
 
         Mixtures of experts hand over the tokens of all rows as one list, row after row.
         """
-
-        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            if not self._rows:
-                return None
-            self._called.add(name)
-            shape = output.shape
-            for adapter, rows in self._rows:
-                pair = adapter.pairs.get(name)
-                if pair is None:
-                    continue
-                a, b = pair
-                if rows is None:
-                    output = output + inputs[0] @ a.T @ b.T
-                    continue
-                x = inputs[0].reshape(self._count, -1, inputs[0].shape[-1])[rows]
-                output = output.reshape(self._count, -1, shape[-1]).index_add(0, rows, x @ a.T @ b.T)
-            return output.reshape(shape)
-
-        return add
+        if not self._rows:
+            return None
+        self._called.add(name)
+        shape = output.shape
+        for adapter, rows in self._rows:
+            pair = adapter.pairs.get(name)
+            if pair is None:
+                continue
+            a, b = pair
+            if rows is None:
+                output = output + inputs[0] @ a.T @ b.T
+                continue
+            x = inputs[0].reshape(self._count, -1, inputs[0].shape[-1])[rows]
+            output = output.reshape(self._count, -1, shape[-1]).index_add(0, rows, x @ a.T @ b.T)
+        return output.reshape(shape)

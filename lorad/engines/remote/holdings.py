@@ -67,14 +67,32 @@ class Holdings:
         self.versions.reserve(name)
         try:
             form = await asyncio.to_thread(self._received, source)
-            version = _HeldRemote(name, source.digest, server_name=self._fresh(name), bytes=form.bytes)
+            # a name that no server has seen: a load that failed may still appear under its own name
+            fresh = f"{name}{self._mark}"
+            again = 1
+            while fresh in self._names:
+                again += 1
+                fresh = f"{name}{self._mark}~{again}"
+            self._names.add(fresh)
+            version = _HeldRemote(name, source.digest, server_name=fresh, bytes=form.bytes)
             try:
                 version.directory = await asyncio.to_thread(
                     self._transport.put, str(version.server_name), form
                 )
                 async with self.changing:
                     await self._copies.put(version.directory)
-                    await self._load(version, form)
+                    # they have received it when the files that they read are its form, byte for byte
+                    assert version.server_name
+                    await self._fleet.load(version.server_name, version.directory)
+                    expected = await asyncio.to_thread(form.digest)
+                    read = [
+                        await asyncio.to_thread(sha256_of, version.directory / WEIGHTS),
+                        *await self._copies.digests(version.directory),
+                    ]
+                    version.delivered = next((digest for digest in read if digest != expected), expected)
+                    if version.delivered != expected:
+                        version.digest = version.delivered
+                    self.versions.put(version)
             except BaseException:
                 await asyncio.shield(asyncio.create_task(self._discard(version)))
                 raise
@@ -165,30 +183,6 @@ class Holdings:
                     hint="Load it into a pool of its own.",
                 )
         return form
-
-    def _fresh(self, name: str) -> str:
-        """Return a name that no server has seen: a load that failed may still appear under its own name."""
-        fresh = f"{name}{self._mark}"
-        again = 1
-        while fresh in self._names:
-            again += 1
-            fresh = f"{name}{self._mark}~{again}"
-        self._names.add(fresh)
-        return fresh
-
-    async def _load(self, version: _HeldRemote, form: Adapter) -> None:
-        """The servers received the version when the files that they read are its form, byte for byte."""
-        assert version.server_name and version.directory
-        await self._fleet.load(version.server_name, version.directory)
-        expected = await asyncio.to_thread(form.digest)
-        read = [
-            await asyncio.to_thread(sha256_of, version.directory / WEIGHTS),
-            *await self._copies.digests(version.directory),
-        ]
-        version.delivered = next((digest for digest in read if digest != expected), expected)
-        if version.delivered != expected:
-            version.digest = version.delivered
-        self.versions.put(version)
 
     async def _discard(self, version: _HeldRemote) -> None:
         """Unload a version everywhere, then remove its directory: a server that still reads it must not miss

@@ -85,7 +85,7 @@ class Http:
             timeout=timeout,
             read_bufsize=1 << 20,
             trust_env=False,
-            json_serialize=_encode,
+            json_serialize=lambda value: msgspec.json.encode(value).decode(),
         )
 
     async def reset(self) -> None:
@@ -163,7 +163,3 @@ async def _check(reply: aiohttp.ClientResponse, path: str) -> None:
         text = (await reply.text(errors="replace"))[:_TEXT_LIMIT].strip()
         text = "a page for browsers" if text.startswith("<") else text
         raise ServerRefused(f"{path} answered {reply.status}: {text}", status=reply.status, text=text)
-
-
-def _encode(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

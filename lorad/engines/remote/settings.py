@@ -35,6 +35,12 @@ def settings_of(
 ) -> ServerSettings:
     """Make the settings of the first server; see `of_server` for the others."""
     most_on_a_device = -(-setup.servers // max(1, devices // setup.tp))
+    # fewer than MAX_VERSIONS may be loaded at once where they are large
+    facts = read_facts(model)
+    shapes = {**facts.linears, **(facts.experts if EXPERTS in setup.targets else {})}
+    through = sum(sum(shape) for name, shape in shapes.items() if leaf(name) in setup.targets)
+    version = setup.max_rank * through * _COPIES * setup.servers
+    room = read_machine().memory // _HOST_SHARE
     return ServerSettings(
         model=model,
         dtype=dtype,
@@ -43,7 +49,7 @@ def settings_of(
         max_rank=setup.max_rank,
         targets=setup.targets,
         slots=SERVER_SLOTS - 1,  # without the base
-        max_versions=_max_versions(model, setup),
+        max_versions=max(_LEAST_VERSIONS, min(MAX_VERSIONS, room // max(1, version))),
         memory_fraction=memory_fraction / most_on_a_device,
         threads=threads,
         tp=setup.tp,
@@ -54,16 +60,6 @@ def settings_of(
         engine_args=setup.engine_args,
         routes=read_facts(model).routes if setup.routes else None,
     )
-
-
-def _max_versions(model: Path, setup: ServerSetup) -> int:
-    """Return how many versions may be loaded at once: fewer than MAX_VERSIONS where they are large."""
-    facts = read_facts(model)
-    shapes = {**facts.linears, **(facts.experts if EXPERTS in setup.targets else {})}
-    through = sum(sum(shape) for name, shape in shapes.items() if leaf(name) in setup.targets)
-    version = setup.max_rank * through * _COPIES * setup.servers
-    room = read_machine().memory // _HOST_SHARE
-    return max(_LEAST_VERSIONS, min(MAX_VERSIONS, room // max(1, version)))
 
 
 def of_server(settings: ServerSettings, index: int) -> ServerSettings:

@@ -37,36 +37,6 @@ RESERVED = frozenset(f"{_WHO_REACHES_IT} {_ONE_SCHEDULER} {_MODEL_AND_ADAPTERS} 
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = _flags(settings)
-    flags.update({name.lstrip("-").replace("_", "-"): value for name, value in settings.engine_args.items()})
-    return [python, str(_LAUNCHER), "--uds", str(socket), *_words(flags)]
-
-
-def environment(settings: ServerSettings) -> dict[str, str]:
-    common = {
-        # A path that does not exist is asked of the hub.
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-        "SGLANG_MAMBA_CONV_DTYPE": settings.dtype,  # of states between tokens; in bfloat16 else
-        "OMP_NUM_THREADS": str(settings.threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    facts = read_facts(settings.model)
-    if facts.model_type == "qwen3_moe" and HEAD not in facts.linears:  # the rest is for launch.py
-        common["LORAD_TIED"] = "1"
-    if settings.device == "cpu" and facts.experts:
-        common["LORAD_EXPERTS"] = "1"
-    own = {name.lstrip("-").replace("_", "-") for name in settings.engine_args}
-    if settings.device != "cpu" and "mem-fraction-static" not in own:
-        common["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
-    if settings.device == "cpu":
-        return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
-    return {**common, **on_gpu(settings)}
-
-
-def _flags(settings: ServerSettings) -> dict[str, Any]:
     assert KIND.targets is not None
     targets = [name for name in settings.targets if name != EXPERTS]
     if not KIND.targets.issuperset(targets):
@@ -94,7 +64,7 @@ def _flags(settings: ServerSettings) -> dict[str, Any]:
         "log-level-http": "warning",
     }
     if settings.device == "cpu":
-        return flags | {
+        flags |= {
             "device": "cpu",
             "attention-backend": "torch_native",
             "lora-backend": "torch_native",
@@ -102,12 +72,38 @@ def _flags(settings: ServerSettings) -> dict[str, Any]:
             "disable-overlap-schedule": True,
             "max-total-tokens": (settings.max_running + 1) * (settings.context_length + CONTEXT_MARGIN),
         }
-    flags["device"] = "cuda"
-    if settings.sleep:  # without the backup of the weights, what wakes up is noise
-        flags |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
-    if EXPERTS in settings.targets:
-        flags |= {"lora-backend": "triton", "lora-use-virtual-experts": True}
-    return flags
+    else:
+        flags["device"] = "cuda"
+        if settings.sleep:  # without the backup of the weights, what wakes up is noise
+            flags |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
+        if EXPERTS in settings.targets:
+            flags |= {"lora-backend": "triton", "lora-use-virtual-experts": True}
+    flags.update({name.lstrip("-").replace("_", "-"): value for name, value in settings.engine_args.items()})
+    return [python, str(_LAUNCHER), "--uds", str(socket), *_words(flags)]
+
+
+def environment(settings: ServerSettings) -> dict[str, str]:
+    common = {
+        # A path that does not exist is asked of the hub.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_MAMBA_CONV_DTYPE": settings.dtype,  # of states between tokens; in bfloat16 else
+        "OMP_NUM_THREADS": str(settings.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    facts = read_facts(settings.model)
+    if facts.model_type == "qwen3_moe" and HEAD not in facts.linears:  # the rest is for launch.py
+        common["LORAD_TIED"] = "1"
+    if settings.device == "cpu" and facts.experts:
+        common["LORAD_EXPERTS"] = "1"
+    own = {name.lstrip("-").replace("_", "-") for name in settings.engine_args}
+    if settings.device != "cpu" and "mem-fraction-static" not in own:
+        common["LORAD_DEVICE_SHARE"] = f"{settings.memory_fraction:.4f}"
+    if settings.device == "cpu":
+        return {**common, "SGLANG_USE_CPU_ENGINE": "1"}
+    return {**common, **on_gpu(settings)}
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

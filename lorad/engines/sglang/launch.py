@@ -103,7 +103,10 @@ def _honour_seeds() -> None:
 
 
 def _mend_cpu_experts() -> None:
-    """Replace the forward pass of experts with adapters."""
+    """Replace the forward pass of experts with adapters, and let the routes of tokens lie in plain memory, as
+    SGLang would register it with CUDA.
+    """
+    import torch
     from sglang.srt.lora.layers import FusedMoEWithLoRA
 
     if not hasattr(FusedMoEWithLoRA, "_forward_with_lora"):
@@ -123,13 +126,6 @@ def _mend_cpu_experts() -> None:
             hidden_states, index, weights, base.w13_weight, base.w2_weight, slots, of_gate_up, of_down
         )
 
-    FusedMoEWithLoRA._forward_with_lora = forward
-
-
-def _hold_routes() -> None:
-    """Let the routes of tokens lie in plain memory: SGLang would register it with CUDA."""
-    import torch
-
     try:
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
     except ImportError:
@@ -138,6 +134,7 @@ def _hold_routes() -> None:
     def plain(shape: Any, *, dtype: Any, **_: Any) -> Any:
         return torch.empty(shape, dtype=dtype)
 
+    FusedMoEWithLoRA._forward_with_lora = forward
     ALLOC_MEMORY_FUNCS["cpu"] = plain
 
 
@@ -181,19 +178,6 @@ def _mend() -> None:
         _tie_head()
     if os.environ.get("LORAD_EXPERTS"):
         _mend_cpu_experts()
-        _hold_routes()
-
-
-def _use_private_directory(path: Path) -> str:
-    """Make files of this process and its children private from here on; returns where temporary files go."""
-    os.umask(0o077)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))
-    directory = tempfile.mkdtemp(prefix="sgl", dir=path.parent)
-    os.environ["TMPDIR"] = tempfile.tempdir = directory
-    # Ranks meet in a file: torch's TCP store answers everybody who connects.
-    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{directory}/ranks")
-    return directory
 
 
 def check_arguments(server: Any) -> None:
@@ -299,38 +283,41 @@ def share_of_free(share: float, devices: list[str]) -> float:
     return min(shares)
 
 
-def _serve(path: Path, arguments: list[str]) -> None:
-    """Serve like `python -m sglang.launch_server`, until a signal ends it."""
-    from sglang.launch_server import run_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
-    load_plugins()
-    if share := os.environ.get("LORAD_DEVICE_SHARE"):
-        part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-        arguments = [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
-    server = prepare_server_args([*arguments, *NOWHERE])
-    check_arguments(server)
-    _serve_on(path)
-    _freeze_over(path)
-    try:
-        run_server(server)
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
-
-
 def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).absolute() != Path(__file__).absolute().parent]
     if sys.argv[1:2] != ["--uds"] or len(sys.argv) < 3:
         _refuse("usage: launch.py --uds SOCKET <flags of sglang.launch_server>")
     path = Path(sys.argv[2]).absolute()
     arguments = sys.argv[3:]
-    directory = _use_private_directory(path)
+    # files of this process and its children are private from here on
+    os.umask(0o077)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "lorad" / "torchinductor"))
+    directory = tempfile.mkdtemp(prefix="sgl", dir=path.parent)
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # Ranks meet in a file: torch's TCP store answers everybody who connects.
+    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{directory}/ranks")
     prepare_environment(arguments)
     try:
         _mend()
-        _serve(path, arguments)
+        # like `python -m sglang.launch_server`, until a signal ends it
+        from sglang.launch_server import run_server
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.server_args import prepare_server_args
+        from sglang.srt.utils import kill_process_tree
+
+        load_plugins()
+        if share := os.environ.get("LORAD_DEVICE_SHARE"):
+            part = share_of_free(float(share), os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+            arguments = [*arguments, "--mem-fraction-static", f"{part:.4f}"]  # the last one counts
+        server = prepare_server_args([*arguments, *NOWHERE])
+        check_arguments(server)
+        _serve_on(path)
+        _freeze_over(path)
+        try:
+            run_server(server)
+        finally:
+            kill_process_tree(os.getpid(), include_parent=False)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

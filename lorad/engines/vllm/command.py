@@ -48,7 +48,37 @@ RESERVED = frozenset((_WHO_REACHES_IT + _ONE_ENGINE + _MODEL + _RELIED_ON).split
 
 
 def command(python: str, settings: ServerSettings, socket: Path) -> list[str]:
-    flags = _flags(settings)
+    has_towers = {"text_config", "vision_config"} <= read_json(settings.model / "config.json").keys()
+    flags: dict[str, Any] = {
+        "served-model-name": BASE_NAME,
+        "dtype": settings.dtype,
+        "max-model-len": settings.context_length + CONTEXT_MARGIN,
+        "tensor-parallel-size": settings.tp,
+        "max-num-seqs": settings.max_running,
+        "enable-lora": True,
+        "max-lora-rank": next((rank for rank in _RANKS if rank >= settings.max_rank), settings.max_rank),
+        "max-loras": settings.slots,
+        "max-cpu-loras": max(settings.max_versions, settings.slots) + _VERSIONS_MARGIN,
+        "lora-target-modules": list(settings.targets),
+        # each expert's own pairs, also where vLLM holds all experts of a layer in one tensor
+        "enable-mixed-moe-lora-format": EXPERTS in settings.targets or None,
+        "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
+        # no towers for images, whose processors a directory may lack
+        "language-model-only": has_towers or None,
+        "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
+        "enable-log-requests": False,
+        "log-error-stack": False,
+        "disable-uvicorn-access-log": True,
+        "uvicorn-log-level": "warning",
+    }
+    if settings.device == "cpu":
+        context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
+        cache = max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context)
+        flags |= {"enforce-eager": True, "kv-cache-memory-bytes": cache}
+    else:
+        flags["gpu-memory-utilization"] = round(settings.memory_fraction, 4)
+        if settings.sleep:
+            flags["enable-sleep-mode"] = True
     for flag, value in settings.engine_args.items():
         name = flag.lstrip("-").replace("_", "-")
         valued = name in flags and not isinstance(flags[name], bool)
@@ -87,38 +117,6 @@ def environment(settings: ServerSettings) -> dict[str, str]:
         **on_gpu(settings),
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # it samples otherwise; all that lorad knows of vLLM is of V1
     }
-
-
-def _flags(settings: ServerSettings) -> dict[str, Any]:
-    has_towers = {"text_config", "vision_config"} <= read_json(settings.model / "config.json").keys()
-    flags: dict[str, Any] = {
-        "served-model-name": BASE_NAME,
-        "dtype": settings.dtype,
-        "max-model-len": settings.context_length + CONTEXT_MARGIN,
-        "tensor-parallel-size": settings.tp,
-        "max-num-seqs": settings.max_running,
-        "enable-lora": True,
-        "max-lora-rank": next((rank for rank in _RANKS if rank >= settings.max_rank), settings.max_rank),
-        "max-loras": settings.slots,
-        "max-cpu-loras": max(settings.max_versions, settings.slots) + _VERSIONS_MARGIN,
-        "lora-target-modules": list(settings.targets),
-        # each expert's own pairs, also where vLLM holds all experts of a layer in one tensor
-        "enable-mixed-moe-lora-format": EXPERTS in settings.targets or None,
-        "logprobs-mode": "processed_logprobs" if settings.scaled_logprobs else "raw_logprobs",
-        # no towers for images, whose processors a directory may lack
-        "language-model-only": has_towers or None,
-        "generation-config": "vllm",  # not the model's own: it has stop tokens, top_k and the like
-        "enable-log-requests": False,
-        "log-error-stack": False,
-        "disable-uvicorn-access-log": True,
-        "uvicorn-log-level": "warning",
-    }
-    if settings.device == "cpu":
-        context = read_facts(settings.model).cached * BYTES[settings.dtype] * settings.context_length
-        cache = max(_CPU_CACHE_BYTES, _CPU_CACHE_CONTEXTS * context)
-        return flags | {"enforce-eager": True, "kv-cache-memory-bytes": cache}
-    flags["gpu-memory-utilization"] = round(settings.memory_fraction, 4)
-    return flags | ({"enable-sleep-mode": True} if settings.sleep else {})
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

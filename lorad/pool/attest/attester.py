@@ -167,7 +167,24 @@ class Attester:
         is_dora = source.adapter is not None and source.adapter.config.dora
         outcome = Outcome(direct, unmet=unmet, is_dora=is_dora)
         if direct.verdict != "failed" and not self.is_direct_enough:
-            named = await self._named(name, source, claim, by_server)
+            # the name test
+            async with self._temporaries.loaded(name, "copy", source) as temporary:
+                copied = await self._scores(temporary, claim.canaries)
+                if self._repeats and not same_bits(by_server, copied):
+                    again = (
+                        await self._scores(name, claim.canaries),
+                        await self._scores(temporary, claim.canaries),
+                    )
+                    self._repeats = same_bits(by_server, again[0]) and same_bits(copied, again[1])
+            previous = self._references.get(claim.previous_name)
+            is_comparable = previous is not None and previous.canaries is claim.canaries
+            others = Others(claim.canaries.engine, previous.engine if previous and is_comparable else None)
+            if self._repeats:
+                named = judge_bits(by_server, copied, others)
+            else:
+                signal = rms_between(by_server[0], others.base)
+                sigma = max(claim.canaries.sigma, self.limits.least_sigma)
+                named = judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
             amplified = None
             if claim.prediction is not None and named.verdict != "failed":
                 amplified = await self.amplified(name, source, claim.prediction)
@@ -191,26 +208,6 @@ class Attester:
         if result.verdict.verdict == "passed" or not self._replays:
             return result
         return replace(result, rerouted=Rerouted(prediction, tuple(by_server)))
-
-    async def _named(
-        self, name: str, source: AdapterSource, claim: Claim, by_server: list[np.ndarray]
-    ) -> Attestation:
-        async with self._temporaries.loaded(name, "copy", source) as temporary:
-            copied = await self._scores(temporary, claim.canaries)
-            if self._repeats and not same_bits(by_server, copied):
-                again = (
-                    await self._scores(name, claim.canaries),
-                    await self._scores(temporary, claim.canaries),
-                )
-                self._repeats = same_bits(by_server, again[0]) and same_bits(copied, again[1])
-        previous = self._references.get(claim.previous_name)
-        is_comparable = previous is not None and previous.canaries is claim.canaries
-        others = Others(claim.canaries.engine, previous.engine if previous and is_comparable else None)
-        if self._repeats:
-            return judge_bits(by_server, copied, others)
-        signal = rms_between(by_server[0], others.base)
-        sigma = max(claim.canaries.sigma, self.limits.least_sigma)
-        return judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
 
     def forget(self, name: str) -> None:
         """Drop the reference of a version that is no longer served."""

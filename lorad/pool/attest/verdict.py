@@ -79,7 +79,24 @@ class Outcome(Struct, frozen=True):
         """Return the verdict over all tests. It `is_proven` where the amplified test passed with an earlier
         version, and the engine has been the same since.
         """
-        attestation = self._verdict(is_proven=is_proven)
+        parts = [self.direct, *([self.named] if self.named else [])]
+        parts += [self.amplified.verdict] if self.amplified else []
+        facts = {key: number for part in parts for key, number in part.facts.items()}
+        failed = next((part for part in parts if part.verdict == "failed"), None)
+        if failed is not None:
+            attestation = replace(failed, facts=facts)
+        elif self.named is None or self.changes_nothing:
+            attestation = replace(self.direct, facts=facts)
+        else:
+            is_known = is_proven if self.amplified is None else self.amplified.verdict.verdict == "passed"
+            is_known = is_known and not self.is_dora
+            if self.named.verdict == "passed" and (is_known or self.direct.verdict == "passed"):
+                passed = "; ".join(part.detail for part in reversed(parts) if part.verdict == "passed")
+                attestation = Attestation("passed", passed, facts)
+            else:
+                details = [part.detail for part in reversed(parts) if part.verdict == "inconclusive"]
+                details += ["no amplified test proves the magnitudes of DoRA"] * self.is_dora
+                attestation = Attestation("inconclusive", "; ".join(details), facts)
         if attestation.verdict == "failed" or self.unmet == ():
             return attestation
         if self.unmet is None:
@@ -90,24 +107,6 @@ class Outcome(Struct, frozen=True):
         return replace(
             attestation, detail=detail, facts={**attestation.facts, "experts_unmet": float(len(self.unmet))}
         )
-
-    def _verdict(self, *, is_proven: bool) -> Attestation:
-        parts = [self.direct, *([self.named] if self.named else [])]
-        parts += [self.amplified.verdict] if self.amplified else []
-        facts = {key: number for part in parts for key, number in part.facts.items()}
-        failed = next((part for part in parts if part.verdict == "failed"), None)
-        if failed is not None:
-            return replace(failed, facts=facts)
-        if self.named is None or self.changes_nothing:
-            return replace(self.direct, facts=facts)
-        is_known = is_proven if self.amplified is None else self.amplified.verdict.verdict == "passed"
-        is_known = is_known and not self.is_dora
-        if self.named.verdict == "passed" and (is_known or self.direct.verdict == "passed"):
-            parts = [part for part in parts if part.verdict == "passed"]
-            return Attestation("passed", "; ".join(part.detail for part in reversed(parts)), facts)
-        details = [part.detail for part in reversed(parts) if part.verdict == "inconclusive"]
-        details += ["no amplified test proves the magnitudes of DoRA"] * self.is_dora
-        return Attestation("inconclusive", "; ".join(details), facts)
 
 
 def unmet_of(source: AdapterSource, canaries: Canaries) -> tuple[str, ...] | None:

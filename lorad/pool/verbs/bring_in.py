@@ -83,7 +83,17 @@ async def _judged(
     """Store the verdict in the version's entry, after a second look where the first one was not enough."""
     live = await _replayed(pool, live, predict)
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
-        live = live._replace(outcome=await _looked_again(pool, live, source, predict, run))
+        # an amplified test, or, where that was done already, one on more canaries
+        prediction = await predict.anew(live.outcome.amplified is not None)
+        if prediction is not None:
+
+            async def amplified() -> Outcome:
+                async with pool.phases.serving(run), pool.engine.settled():
+                    await pool.loaded.make_room(live.entry.version, 1)
+                    result = await pool.attester.amplified(live.entry.engine_name, source, prediction)
+                return replace(live.outcome, amplified=result)
+
+            live = live._replace(outcome=await _patiently(amplified))
         live = await _replayed(pool, live, predict)
     verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
     live.entry.verdict = replace(verdict, delivered_sha256=live.entry.delivered)
@@ -123,20 +133,3 @@ async def _loaded(pool: Pool, version: str, source: AdapterSource, claim: Claim,
             await pool.loaded.refuse(entry)
             raise
         return Live(entry, outcome, loaded - begun, time.perf_counter() - loaded)
-
-
-async def _looked_again(
-    pool: Pool, live: Live, source: AdapterSource, predict: Predictors, run: str
-) -> Outcome:
-    """Run an amplified test, or, where that was done already, one on more canaries."""
-    prediction = await predict.anew(live.outcome.amplified is not None)
-    if prediction is None:
-        return live.outcome
-
-    async def amplified() -> Outcome:
-        async with pool.phases.serving(run), pool.engine.settled():
-            await pool.loaded.make_room(live.entry.version, 1)
-            result = await pool.attester.amplified(live.entry.engine_name, source, prediction)
-        return replace(live.outcome, amplified=result)
-
-    return await _patiently(amplified)

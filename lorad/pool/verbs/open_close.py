@@ -21,7 +21,6 @@ from lorad.protocol.calls import (
     LoadVersion,
     Nothing,
     Open,
-    OpenCritic,
     Opened,
     SlotClosed,
 )
@@ -51,10 +50,29 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
         reference = None if args.reference is None else await _attested(pool, args, args.reference)
         async with pool.phases.with_base(call.run):
             slot = await _slot(pool, call.run, args)
-            if args.critic is not None:
-                slot = await _with_critic(pool, slot, args, args.critic)
-            if args.reference is not None:
-                slot = await _with_reference(pool, slot, args, args.reference)
+            opened = [slot.slot]  # in the end all slots of the run are, or none
+            try:
+                if (critic := args.critic) is not None:
+                    modules = tuple(module for module in args.modules if module != _OUTPUT)
+                    own = replace(
+                        args,
+                        modules=modules,
+                        rank=critic.rank,
+                        alpha=critic.alpha,
+                        source=None,
+                        resume_from=critic.resume_from,
+                        expert_rank=critic.expert_rank,
+                    )
+                    beside = await _slot(pool, critic_slot(call.run), own, critic=True)
+                    opened.append(critic_slot(call.run))
+                    slot = replace(slot, bytes=slot.bytes + beside.bytes)
+                if args.reference is not None:
+                    beside = await _hold_reference(pool, call.run, args, args.reference)
+                    slot = replace(slot, bytes=slot.bytes + beside.bytes)
+            except BaseException:
+                for name in opened:
+                    await pool.trainer.close(name)
+                raise
         pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
         pool.ledger.holds(caller().payer, slot.bytes)
         return Opened(
@@ -106,34 +124,10 @@ async def _attested(pool: Pool, args: Open, reference: LoadVersion) -> Attestati
     return await attest_reference(pool, reference)
 
 
-async def _with_critic(pool: Pool, slot: SlotInfo, args: Open, critic: OpenCritic) -> SlotInfo:
-    """Return the run's slot, with its critic beside it. After this both are open, or none."""
-    modules = tuple(module for module in args.modules if module != _OUTPUT)
-    own = replace(args, modules=modules, rank=critic.rank, alpha=critic.alpha, source=None)
-    own = replace(own, resume_from=critic.resume_from, expert_rank=critic.expert_rank)
-    try:
-        critic_info = await _slot(pool, critic_slot(slot.slot), own, critic=True)
-    except BaseException:
-        await pool.trainer.close(slot.slot)
-        raise
-    return replace(slot, bytes=slot.bytes + critic_info.bytes)
-
-
-async def _with_reference(pool: Pool, slot: SlotInfo, args: Open, reference: LoadVersion) -> SlotInfo:
-    """Return the run's slot, with a frozen one beside it that holds exactly the tensors of the reference.
-    After this all slots of the run are open, or none. Raises AdapterRefused, AttestationFailed.
-    """
-    try:
-        reference_info = await _hold_reference(pool, slot.slot, args, reference)
-    except BaseException:
-        for each in (slot.slot, *([critic_slot(slot.slot)] if args.critic is not None else [])):
-            await pool.trainer.close(each)
-        raise
-    return replace(slot, bytes=slot.bytes + reference_info.bytes)
-
-
 async def _hold_reference(pool: Pool, run: str, args: Open, reference: LoadVersion) -> SlotInfo:
-    """Open the frozen slot of a run's reference. Raises AdapterRefused, AttestationFailed."""
+    """Open the frozen slot of a run's reference, which holds exactly its tensors. Raises AdapterRefused,
+    AttestationFailed.
+    """
     name = reference_slot(run)
     directory = Path(reference.directory)
     config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)

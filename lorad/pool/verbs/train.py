@@ -8,11 +8,10 @@ from safetensors import SafetensorError
 
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
-from lorad.pool.tenants import Tenant
 from lorad.protocol import calls
 from lorad.protocol.batch import Gradients
 from lorad.protocol.calls import CRITIC
-from lorad.trainers.base import Policy, Trainer
+from lorad.trainers.base import Policy
 
 
 async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBackward) -> Gradients:
@@ -48,25 +47,23 @@ async def discard_grads(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls
 
 
 async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.LogprobsResult:
+    """Return the log-probabilities of a policy. Raises Conflict for one that the slot was opened without."""
     tenant = pool.tenant(call)
-    trainer, policy = _asked(pool, tenant, args.of)
+    trainer = pool.trainer
+    policy = Policy()
+    match args.of:
+        case "slot":
+            policy = Policy(tenant.run)
+        case "reference":
+            trainer = pool.holder_of_reference(tenant.spec)
+            policy = Policy(tenant.reference)
+        case "teacher":
+            trainer = pool.teacher
+            policy = Policy(tenant.reference if tenant.spec.reference else None)
     with pool.parties.on_slot(tenant.run):
         async with pool.phases.training(call.run):
             predicted = await trainer.predictions(policy, args.batch, args.temperature)
     return calls.LogprobsResult(predicted.logprobs, predicted.correct)
-
-
-def _asked(pool: Pool, tenant: Tenant, of: calls.LogprobsOf) -> tuple[Trainer, Policy]:
-    """Return which trainer and policy are meant. Raises Conflict for what the slot was opened without."""
-    match of:
-        case "slot":
-            return pool.trainer, Policy(tenant.run)
-        case "base":
-            return pool.trainer, Policy()
-        case "reference":
-            return pool.holder_of_reference(tenant.spec), Policy(tenant.reference)
-        case "teacher":
-            return pool.teacher, Policy(tenant.reference if tenant.spec.reference else None)
 
 
 async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:

@@ -73,7 +73,23 @@ def cut_chats(
         elif (parts := _by_exchanges(row, turns.messages, places, texts)) is not None:
             yield Samples([parts])
         else:
-            yield _by_prefixes(row, turns.messages, places, texts, too_long)
+            # up to each trained turn, as long as any turn is of use
+            rendered = list[_Pair]()
+            grows = True
+            text = ""
+            for start in range(0, len(places), _AT_ONCE):
+                more = _pairs(
+                    [(row, turns.messages, place) for place in places[start : start + _AT_ONCE]], texts
+                )
+                for before, after in more:
+                    grows = grows and before.startswith(text)
+                    text = after
+                rendered += more
+                HEART.progress()
+                if not grows and too_long([before for before, _ in more]):
+                    break
+            samples = _samples(row, turns.messages, places[: len(rendered)], rendered, texts)
+            yield Samples(samples, len(places) - len(rendered))
 
 
 def _pairs(places: Sequence[tuple[Row, list[dict[str, Any]], int]], texts: Texts) -> list[_Pair]:
@@ -81,29 +97,6 @@ def _pairs(places: Sequence[tuple[Row, list[dict[str, Any]], int]], texts: Texts
     before = texts([(row, messages[:place]) for row, messages, place in places], True)
     after = texts([(row, messages[: place + 1]) for row, messages, place in places], False)
     return [*zip(before, after, strict=True)]
-
-
-def _by_prefixes(
-    row: Row,
-    messages: list[dict[str, Any]],
-    places: Sequence[int],
-    texts: Texts,
-    too_long: Callable[[Sequence[str]], bool],
-) -> Samples:
-    """Render a long chat up to each trained turn, as long as any turn is of use."""
-    pairs = list[_Pair]()
-    grows = True
-    text = ""
-    for start in range(0, len(places), _AT_ONCE):
-        more = _pairs([(row, messages, place) for place in places[start : start + _AT_ONCE]], texts)
-        for before, after in more:
-            grows = grows and before.startswith(text)
-            text = after
-        pairs += more
-        HEART.progress()
-        if not grows and too_long([before for before, _ in more]):
-            break
-    return Samples(_samples(row, messages, places[: len(pairs)], pairs, texts), len(places) - len(pairs))
 
 
 def _by_exchanges(

@@ -25,16 +25,17 @@ from lorad.rl.data import (
     Dataset,
     Example,
     NoData,
+    RowDataset,
     Split,
     TaskDataset,
     chunks,
     load_data,
     load_eval,
-    load_prompts,
     name_of,
     prompt_value_of,
     refuse_for_chats,
 )
+from lorad.rl.generated.environment import environment_rows
 from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
 from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
@@ -161,6 +162,7 @@ class TargetDataset(Dataset):
         self._name = name_of(sources)
         self._data = data
         self._tokenizer = tokenizer
+        self._templated = data.chat_template == "auto" and tokenizer.has_chat_template
         self.unended = self.split = 0
         self.unshown = self._unshown = dict[tuple[str, int], str]()
 
@@ -188,10 +190,19 @@ class TargetDataset(Dataset):
         return digest.hexdigest()
 
     def _example(self, kept: Kept, epoch: int) -> Example:
-        answer = value_of(kept.row, self._data, "answer_key") if self.has_answers else ""
+        data = self._data
         row = kept.row
+        answer = value_of(row, data, "answer_key") if self.has_answers else ""
         name = f"{row.source or self._name}/{kept.name}/{epoch}"
         tokens = kept.prompt.tolist()
+        prompt_value: str | list[dict[str, Any]] = kept.text
+        if self._templated:
+            has_prompt = bool(data.prompt_format) or find_value(row, data, "prompt_key") is not None
+            if self.form != "messages" and has_prompt and isinstance(text := prompt_value_of(row, data), str):
+                prompt_value = text
+            else:
+                turns = self._chats(row)[0]
+                prompt_value = turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
         return Example(
             name,
             kept.text,
@@ -200,21 +211,9 @@ class TargetDataset(Dataset):
             row.values,
             kept.targets,
             source=row.source,
-            prompt_value=self._prompt_value(kept),
+            prompt_value=prompt_value,
             answer_value=answer,
         )
-
-    def _prompt_value(self, kept: Kept) -> str | list[dict[str, Any]]:
-        """Return the prompt as the row has it: a text or messages."""
-        data = self._data
-        row = kept.row
-        if not self._templated:
-            return kept.text
-        has_prompt = bool(data.prompt_format) or find_value(row, data, "prompt_key") is not None
-        if self.form != "messages" and has_prompt and isinstance(text := prompt_value_of(row, data), str):
-            return text
-        turns = self._chats(row)[0]
-        return turns.messages[: turns.trained[int(kept.name.partition(".")[2] or 0)]]
 
     def _read(self, rows: Iterable[Row]) -> Iterator[Kept]:
         prefixes = Prefixes(self._tokenizer, special=not self._templated)
@@ -304,10 +303,6 @@ class TargetDataset(Dataset):
         end = len(trained) - trained[::-1].index(True)
         prompt = np.array(tokens[:size], np.int32)
         return prompt, Target(np.array(tokens[size:end], np.int32), np.array(trained[size:end]))
-
-    @property
-    def _templated(self) -> bool:
-        return self._data.chat_template == "auto" and self._tokenizer.has_chat_template
 
     def _parts(self, rows: Sequence[Row]) -> list[list[_Group]]:
         """Return the groups of each row. Raises SpecError."""
@@ -421,8 +416,11 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     kind = spec.algorithm.kind
     if kind == "tinker":
         return NoData()
+    if kind == "rl" and spec.env.package:  # the prompts are the environment's own
+        rows = environment_rows(spec.env, "train", cwd)
+        return RowDataset(data.train, rows, data, tokenizer, spec.seed)
     if kind == "rl":
-        return load_prompts(spec, tokenizer, cwd)
+        return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
     if single(data.train) in TASKS and kind == "preference":
         raise SpecError(
             f"the task {data.train} has right answers and no wrong ones",

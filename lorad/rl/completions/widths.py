@@ -31,7 +31,14 @@ class Widths:
             if waiting:
                 waiting.append(id)
                 piece = self._tokenizer.decode(waiting)
-            width = self._width(piece, text, at)
+            width: int | None
+            if text.startswith(piece, at):
+                width = len(piece)
+            elif text.startswith(f" {piece}", at):  # tokenizers may leave out a blank before it
+                width = len(piece) + 1
+            else:
+                is_cut = len(text) - at < len(piece) and piece.startswith(text[at:])
+                width = len(text) - at if is_cut else None
             if width is not None:
                 waiting.clear()
             elif piece.endswith(_PART):
@@ -44,12 +51,3 @@ class Widths:
             widths.append(width)
             at += width
         return widths
-
-    @staticmethod
-    def _width(piece: str, text: str, at: int) -> int | None:
-        if text.startswith(piece, at):
-            return len(piece)
-        if text.startswith(f" {piece}", at):  # tokenizers may leave out a blank before it
-            return len(piece) + 1
-        is_cut = len(text) - at < len(piece) and piece.startswith(text[at:])
-        return len(text) - at if is_cut else None

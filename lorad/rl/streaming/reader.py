@@ -61,7 +61,21 @@ class _FileReader:
         self._arguments = source, split, cwd
         self._read = 0
         self._rows = read_rows(source, split, cwd)
-        self.known = f"{Path(source).name} {_content_of(cwd / expanded(source))}"
+        path = cwd / expanded(source)
+        # the sha256 says what is in a file; of a large one size, mtime and the sha256 of both ends
+        try:
+            with open_data(path) as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size <= HASHED_BYTES:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                else:
+                    digest = hashlib.sha256(file.read(_END_BYTES))
+                    file.seek(-_END_BYTES, os.SEEK_END)
+                    digest.update(file.read(_END_BYTES))
+                    content = f"{stat.st_size} {stat.st_mtime_ns} {digest.hexdigest()}"
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read: {error.strerror}", key="data") from error
+        self.known = f"{Path(source).name} {content}"
 
     def read(self, n: int) -> list[Row]:
         rows = list(islice(self._rows, n))
@@ -74,24 +88,6 @@ class _FileReader:
     def seek(self, place: Place | None) -> None:
         self._read = place["rows"] if place else 0
         self._rows = islice(read_rows(*self._arguments), self._read, None)
-
-
-def _content_of(path: Path) -> str:
-    """Say what is in a file by its sha256, or by size, mtime and the sha256 of both ends of a large one.
-
-    Raises SpecError.
-    """
-    try:
-        with open_data(path) as file:
-            stat = os.fstat(file.fileno())
-            if stat.st_size <= HASHED_BYTES:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-            digest = hashlib.sha256(file.read(_END_BYTES))
-            file.seek(-_END_BYTES, os.SEEK_END)
-            digest.update(file.read(_END_BYTES))
-            return f"{stat.st_size} {stat.st_mtime_ns} {digest.hexdigest()}"
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}", key="data") from error
 
 
 class _HubReader:

@@ -71,7 +71,29 @@ class Stream(Generic[Item]):
                         return items[position - mark.position], mark.epoch
                 if position < self._bookmarks[-1].position:
                     self._go(self._before(position))
-                self._advance()
+                mark = self._bookmarks[-1]
+                name = self._reader.known.partition(" ")[0]
+                with bounded_memory(name), HEART.tells(f"reading {name}"):
+                    rows = self._reader.read(self._size)
+                    items = self._items_of(rows)
+                if self._shuffled:
+                    random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
+                end = mark.position + len(items)
+                usable = mark.usable or bool(items)
+                if len(rows) == self._size:
+                    following = Bookmark(end, mark.epoch, mark.block + 1, usable, self._reader.place())
+                elif usable:
+                    self._reader.seek(None)
+                    following = Bookmark(end, mark.epoch + 1)
+                else:
+                    raise SpecError(
+                        f"{self._reader.known} has no usable row",
+                        key="data",
+                        hint="Is it empty, or are its rows too long?",
+                    )
+                if items:
+                    self._blocks.append((mark, items))
+                self._bookmarks.append(following)
 
     def known(self) -> list[Item]:
         """Return what is in memory."""
@@ -99,29 +121,3 @@ class Stream(Generic[Item]):
             self._bookmarks.pop()
         self._bookmarks.append(mark)
         self._reader.seek(mark.place)
-
-    def _advance(self) -> None:
-        """Read the next block."""
-        mark = self._bookmarks[-1]
-        name = self._reader.known.partition(" ")[0]
-        with bounded_memory(name), HEART.tells(f"reading {name}"):
-            rows = self._reader.read(self._size)
-            items = self._items_of(rows)
-        if self._shuffled:
-            random.Random(f"{self._seed}/{mark.epoch}/{mark.block}").shuffle(items)
-        end = mark.position + len(items)
-        usable = mark.usable or bool(items)
-        if len(rows) == self._size:
-            following = Bookmark(end, mark.epoch, mark.block + 1, usable, self._reader.place())
-        elif usable:
-            self._reader.seek(None)
-            following = Bookmark(end, mark.epoch + 1)
-        else:
-            raise SpecError(
-                f"{self._reader.known} has no usable row",
-                key="data",
-                hint="Is it empty, or are its rows too long?",
-            )
-        if items:
-            self._blocks.append((mark, items))
-        self._bookmarks.append(following)

@@ -82,7 +82,21 @@ class Splitter:
     def add(self, text: str) -> str:
         """Return what can be shown now."""
         self._text += text
-        end = max(self._sent, min(self._certain(), len(self._text)))
+        begin = _end_of_thought(self._text)
+        if self._form == "llama":  # a call is the whole turn
+            turn = self._text[begin:].lstrip()
+            marks = _MARKS["llama"]
+            is_call = any(turn.startswith(mark) or mark.startswith(turn) for mark in marks)
+            certain = begin if not turn or is_call else len(self._text)
+        else:
+            behind = self._text[begin:]
+            places = [place for mark in _MARKS[self._form] if (place := behind.find(mark)) >= 0]
+            parts = [  # how many of the last characters may be the first ones of a mark
+                next((size for size in range(len(mark) - 1, 0, -1) if behind.endswith(mark[:size])), 0)
+                for mark in _MARKS[self._form]
+            ]
+            certain = begin + min([*places, *(len(behind) - part for part in parts)])
+        end = max(self._sent, min(certain, len(self._text)))
         shown = self._text[self._sent : end]
         self._sent = end
         return shown
@@ -91,22 +105,6 @@ class Splitter:
         """Return what is left when the turn is over: text that was not shown yet, and the calls."""
         said = parse(self._text, self._form, self._tools)
         return _Said(said.text[self._sent :], said.calls)
-
-    def _certain(self) -> int:
-        """Return up to where no call can begin."""
-        begin = _end_of_thought(self._text)
-        if self._form == "llama":  # a call is the whole turn
-            turn = self._text[begin:].lstrip()
-            marks = _MARKS["llama"]
-            is_call = any(turn.startswith(mark) or mark.startswith(turn) for mark in marks)
-            return begin if not turn or is_call else len(self._text)
-        behind = self._text[begin:]
-        places = [place for mark in _MARKS[self._form] if (place := behind.find(mark)) >= 0]
-        parts = [  # how many of the last characters may be the first ones of a mark
-            next((size for size in range(len(mark) - 1, 0, -1) if behind.endswith(mark[:size])), 0)
-            for mark in _MARKS[self._form]
-        ]
-        return begin + min([*places, *(len(behind) - part for part in parts)])
 
 
 def _end_of_thought(text: str) -> int:

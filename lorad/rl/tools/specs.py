@@ -38,7 +38,12 @@ def tool_of(function: Callable[..., Any]) -> dict[str, Any]:
             raise _refused(name, f"*{parameter.name} takes any number of values")
         if parameter.name not in hints:
             raise _refused(name, f"{parameter.name} has no type")
-        schema = _schema(name, parameter.name, hints[parameter.name])
+        try:
+            schema = msgspec.json.schema(hints[parameter.name])
+        except (TypeError, RecursionError) as error:
+            raise _refused(name, f"{parameter.name}: {error}") from None
+        if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+            schema = {"type": "string", **schema}
         words = about.get(parameter.name)
         properties[parameter.name] = schema if words is None else {**schema, "description": words}
         if parameter.default is parameter.empty:
@@ -115,16 +120,6 @@ def _read_calls(calls: Any) -> list[dict[str, Any]]:
 
 def _bad_arguments(name: str, why: str) -> SpecError:
     return SpecError(f"tool_calls: the arguments of {name} {why}", hint='Write them as "{\\"key\\": value}".')
-
-
-def _schema(tool: str, parameter: str, hint: Any) -> dict[str, Any]:
-    try:
-        schema = msgspec.json.schema(hint)
-    except (TypeError, RecursionError) as error:
-        raise _refused(tool, f"{parameter}: {error}") from None
-    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
-        return {"type": "string", **schema}
-    return schema
 
 
 def _refused(tool: str, why: str) -> SpecError:

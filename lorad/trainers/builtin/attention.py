@@ -138,8 +138,13 @@ class _Attend(Function):
         for block in layout.blocks:
             kind = _Fused if block.fused else _Products
             with torch.set_grad_enabled(keep and block.fused):
-                inputs = _gathered(block, layout, *flat)
-                out, kept = kind.forward(block, layout.dim**-0.5, *inputs, beside)
+                batch = block.shape[0] * layout.kv
+                places = (block.queries, block.keys, block.keys)
+                queries, keys, values = (
+                    t.index_select(0, of).view(batch, -1, layout.dim)
+                    for t, of in zip(flat, places, strict=True)
+                )
+                out, kept = kind.forward(block, layout.dim**-0.5, queries, keys, values, beside)
             outs.append(out.view(-1, layout.dim))
             ctx.blocks.append(kept if keep else None)
         return torch.cat(outs).index_select(0, layout.out).view(q.shape)
@@ -168,15 +173,6 @@ class _Attend(Function):
             None,
             None,
         )
-
-
-def _gathered(block: Block, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch = block.shape[0] * layout.kv
-    return (
-        q.index_select(0, block.queries).view(batch, -1, layout.dim),
-        k.index_select(0, block.keys).view(batch, -1, layout.dim),
-        v.index_select(0, block.keys).view(batch, -1, layout.dim),
-    )
 
 
 def _add_shares(layout: Layout, parts: list[Tensor]) -> None:

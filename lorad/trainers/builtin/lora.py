@@ -146,9 +146,15 @@ class _RoutedSlots:
         for slot, rows, its_ends in self._where:
             dropout = slot.spec.adapter.dropout if lora.train else 0.0
             for experts, site in slot.of_experts.get((self._layer, linear), ()):
-                mine = _rows_of(experts, rows, its_ends)
+                mine = rows
+                ends_of_mine = its_ends
+                if len(experts) != len(its_ends):
+                    places = [0, *its_ends.tolist()]
+                    part = slice(places[experts.start], places[experts.stop])
+                    mine = part if isinstance(rows, slice) else rows[part]
+                    ends_of_mine = its_ends[experts.start : experts.stop] - part.start
                 scale = lora.amplify * site.scale
-                parts.append(_ExpertsPart(site, mine[0], scale, dropout, slot.dropout, mine[1]))
+                parts.append(_ExpertsPart(site, mine, scale, dropout, slot.dropout, ends_of_mine))
         if not parts or lora.is_merged:
             return lora.add(x, grouped(x, weights, ends), parts)
         return apply(_Routed, x, lora.anchor, weights, ends, parts)  # type: ignore[no-any-return]
@@ -179,7 +185,8 @@ class _SlotDelta:
                 y[:, half.rows].sub_(self.site.bias[half.rows])
         if self.dropout:
             masks = [self._mask(x) for _ in self.site.halves]
-            low = torch.cat([self._dropped(x, m) @ a[h.ranks].t() for h, m in self._each(masks)], 1)
+            each = zip(self.site.halves, masks, strict=True)
+            low = torch.cat([self._dropped(x, m) @ a[h.ranks].t() for h, m in each], 1)
         else:
             low = F.linear(x, a)
         for half in self.site.halves:
@@ -231,7 +238,7 @@ class _SlotDelta:
         into = None if x_grad is None else x_grad[self.rows]
         if masks:
             a = self.site.a.to(x.dtype)
-            for half, mask in self._each(masks):
+            for half, mask in zip(self.site.halves, masks, strict=True):
                 _accumulate(self.site.a_grad[half.ranks], low_grad[:, half.ranks], self._dropped(x, mask))
                 if into is not None:
                     into.add_(self._dropped(low_grad[:, half.ranks] @ a[half.ranks], mask))
@@ -239,9 +246,6 @@ class _SlotDelta:
         _accumulate(self.site.a_grad, low_grad, x)
         if into is not None:
             into.addmm_(low_grad, self.site.a.to(x.dtype))
-
-    def _each(self, masks: list[Tensor]) -> zip[tuple[Half, Tensor]]:
-        return zip(self.site.halves, masks, strict=True)
 
     def _mask(self, x: Tensor) -> Tensor:
         kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
@@ -319,16 +323,6 @@ class _ExpertsPart(_SlotDelta):
             target[self.rows].add_(new, alpha=scale)
         else:
             target.index_add_(0, self.rows, new, alpha=scale)
-
-
-def _rows_of(experts: range, rows: slice | Tensor, ends: Tensor) -> tuple[slice | Tensor, Tensor]:
-    """Return which of a slot's rows, sorted by expert, some experts have, and where each one's rows end."""
-    if len(experts) == len(ends):
-        return rows, ends
-    places = [0, *ends.tolist()]
-    part = slice(places[experts.start], places[experts.stop])
-    its_ends = ends[experts.start : experts.stop] - part.start
-    return (part if isinstance(rows, slice) else rows[part]), its_ends
 
 
 def _accumulate(grad: Tensor, left: Tensor, right: Tensor) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lorad.adapters.adapter import MAGNITUDE, Adapter, AdapterConfig
+from lorad.adapters.adapter import MAGNITUDE, Adapter
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused, IntegrityError
 from lorad.models.base import Base
@@ -25,7 +25,7 @@ from lorad.models.lora import fused_groups, layers_with_experts, members, row_no
 from lorad.protocol.batch import Optimizer
 from lorad.trainers import checkpoint
 from lorad.trainers.base import SlotInfo, SlotSpec
-from lorad.trainers.checkpoint import MOMENTS, RNG, Saved
+from lorad.trainers.checkpoint import MOMENTS, RNG
 from lorad.trainers.slot_math import adamw, initial_a, l2_norm, spans_of
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,14 @@ class Slot:
     def __init__(self, base: Base, spec: SlotSpec) -> None:
         self.spec = spec
         head = checkpoint.head_shapes(base.config.hidden_size) if spec.critic else {}
-        self.shapes = {**_tensor_shapes(base, spec.adapter), **head}
+        # group by group the A of all its modules, then their B; a group's A is one block
+        shapes = expected_shapes(spec.adapter, linear_shapes(base.config))
+        if not shapes:
+            raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
+        places = [members(base, *place) for place in fused_groups(base)]
+        parts = ("lora_A.weight", "lora_B.weight", MAGNITUDE)
+        order = [f"{module}.{part}" for modules in places for part in parts for module in modules]
+        self.shapes = {name: shapes[name] for name in order if name in shapes} | head
         self.head = tuple(head)  # names
         total = sum(math.prod(shape) for shape in self.shapes.values())
         sizes = ((math.prod(shape), ".lora_B." in name) for name, shape in self.shapes.items())
@@ -228,19 +235,6 @@ def _together(sites: Sequence[Site]) -> Site:
     return Site(every(first.a), every(first.a_grad), halves, first.scale)
 
 
-def _tensor_shapes(base: Base, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in layout order: group by group the A of all its modules, then their B; a group's A
-    is one block.
-    """
-    shapes = expected_shapes(config, linear_shapes(base.config))
-    if not shapes:
-        raise AdapterRefused("the adapter targets no module", hint="name some in lora.target_modules")
-    places = [members(base, *place) for place in fused_groups(base)]
-    parts = ("lora_A.weight", "lora_B.weight", MAGNITUDE)
-    order = [f"{module}.{part}" for modules in places for part in parts for module in modules]
-    return {name: shapes[name] for name in order if name in shapes}
-
-
 def _dropout_generator(device: torch.device, seed: int) -> torch.Generator:
     """Make the generator that a new slot with this seed begins with."""
     generator = torch.Generator(device=device)
@@ -279,7 +273,26 @@ def load_slot(slot: Slot, directory: Path) -> None:
     Raises IntegrityError, and changes nothing, when it is damaged or of an unlike adapter.
     """
     saved = checkpoint.read(directory, slot.spec.adapter, slot.shapes)
-    dropout = _dropout_state(slot, saved, directory)
+    seed = slot.spec.seed
+    if "dropout" not in saved.rng:
+        log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
+        seed = checkpoint.later_seed(seed, saved.step)
+    generator = _dropout_generator(slot.dropout.device, seed)
+    if "dropout" in saved.rng:
+        try:
+            generator.set_state(torch.from_numpy(saved.rng["dropout"]))
+        except (RuntimeError, TypeError) as error:
+            # a device takes only states of its own kind; without dropout nothing is ever drawn, so that a new
+            # slot's state does
+            if slot.spec.adapter.dropout:
+                raise IntegrityError(
+                    f"{directory / RNG}: dropout cannot continue with it: no state of a generator on "
+                    f"{slot.dropout.device.type} ({error})",
+                    hint="resume on the kind of device that the checkpoint was made on, or from another "
+                    "checkpoint",
+                ) from error
+            generator = _dropout_generator(slot.dropout.device, seed)
+    dropout = generator.get_state()
 
     slot.set_weights(saved.weights)
     for moment in MOMENTS:
@@ -288,29 +301,3 @@ def load_slot(slot: Slot, directory: Path) -> None:
     slot.step = saved.step
     slot.dropout.set_state(dropout)
     slot.grads.zero_()
-
-
-def _dropout_state(slot: Slot, saved: Saved, directory: Path) -> Tensor:
-    """Return the generator's state from the file; after another kind of trainer, one derived from the seed
-    and the step.
-
-    A device takes only states of its own kind. Without dropout nothing is ever drawn, so that a new slot's
-    state does.
-    """
-    device = slot.dropout.device
-    seed = slot.spec.seed
-    if "dropout" not in saved.rng:
-        log.info("%s was written by another trainer: dropout continues with masks of its own", directory)
-        return _dropout_generator(device, checkpoint.later_seed(seed, saved.step)).get_state()
-    generator = _dropout_generator(device, seed)
-    try:
-        generator.set_state(torch.from_numpy(saved.rng["dropout"]))
-    except (RuntimeError, TypeError) as error:
-        if not slot.spec.adapter.dropout:
-            return _dropout_generator(device, seed).get_state()
-        raise IntegrityError(
-            f"{directory / RNG}: dropout cannot continue with it: no state of a generator on {device.type} "
-            f"({error})",
-            hint="resume on the kind of device that the checkpoint was made on, or from another checkpoint",
-        ) from error
-    return generator.get_state()

@@ -112,47 +112,40 @@ class AdapterRoom:
                 f"{', '.join(unknown[:3]) or f'{len(config.modules)} modules'}",
                 hint=f"the {len(self.shapes)} linears of the base have names like {next(iter(self.shapes))}",
             )
-        linears = tuple(name for name in config.modules if name in self.linears)
-        places = self._put_on_linears(msgspec.structs.replace(config, modules=linears), dtype, device)
+        places = []
+        if linears := tuple(name for name in config.modules if name in self.linears):
+            paths = tuple(self._paths[name] for name in linears)
+            self._peft.add_adapter(
+                _NAME, _lora(msgspec.structs.replace(config, modules=paths)), low_cpu_mem_usage=True
+            )
+            self._holds = True
+            placed = {name for name, linear in self.linears.items() if _NAME in linear.lora_A}
+            if placed != set(linears):
+                self.clear()
+                wrong = sorted(placed ^ set(linears))
+                raise AdapterRefused(
+                    f"PEFT would put the adapter on {len(placed)} modules instead of {len(linears)}: "
+                    f"{', '.join(wrong[:3])}",
+                    hint="use another version of peft",
+                )
+            for name, half in itertools.product(linears, _HALVES):
+                linear = getattr(self.linears[name], half)[_NAME]
+                linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
+                places.append(_ParameterParts([f"{name}.{half}.weight"], linear.weight))
+            for name in linears if config.dora else ():
+                linear = self.linears[name]  # PEFT takes the magnitude, zero in fp32, out with the rest
+                holder = nn.Module()
+                holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
+                linear.lora_magnitude_vector[_NAME] = holder
+                linear.lora_variant[_NAME] = _Dora()
+                places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], holder.weight))
+            self._peft.set_adapter(_NAME)
+            self._adapted = [self.linears[name] for name in linears]
         for (path, linear), pair in experts.put(self._mixtures, config, dtype, device).items():
             names = [f"{path}.{expert}.{linear}" for expert in pair.experts]
             for half, weight in zip(_HALVES, (pair.a, pair.b), strict=True):
                 places.append(_ParameterParts([f"{name}.{half}.weight" for name in names], weight))
         return _ReplicatedAdapter(places)
-
-    def _put_on_linears(
-        self, config: AdapterConfig, dtype: torch.dtype, device: torch.device
-    ) -> "list[_ParameterParts]":
-        if not config.modules:
-            return []
-        paths = tuple(self._paths[name] for name in config.modules)
-        in_model = msgspec.structs.replace(config, modules=paths)
-        self._peft.add_adapter(_NAME, _lora(in_model), low_cpu_mem_usage=True)
-        self._holds = True
-        placed = {name for name, linear in self.linears.items() if _NAME in linear.lora_A}
-        if placed != set(config.modules):
-            self.clear()
-            wrong = sorted(placed ^ set(config.modules))
-            raise AdapterRefused(
-                f"PEFT would put the adapter on {len(placed)} modules instead of {len(config.modules)}: "
-                f"{', '.join(wrong[:3])}",
-                hint="use another version of peft",
-            )
-        places = []
-        for name, half in itertools.product(config.modules, _HALVES):
-            linear = getattr(self.linears[name], half)[_NAME]
-            linear.weight = nn.Parameter(torch.zeros(linear.weight.shape, dtype=dtype, device=device))
-            places.append(_ParameterParts([f"{name}.{half}.weight"], linear.weight))
-        for name in config.modules if config.dora else ():
-            linear = self.linears[name]  # PEFT takes the magnitude, zero in fp32, out with the rest
-            holder = nn.Module()
-            holder.weight = nn.Parameter(torch.zeros(linear.out_features, device=device))
-            linear.lora_magnitude_vector[_NAME] = holder
-            linear.lora_variant[_NAME] = _Dora()
-            places.append(_ParameterParts([f"{name}.{MAGNITUDE}"], holder.weight))
-        self._peft.set_adapter(_NAME)
-        self._adapted = [self.linears[name] for name in config.modules]
-        return places
 
     @contextlib.contextmanager
     def acting(self, adapter: bool, train: bool) -> Iterator[None]:
@@ -222,14 +215,8 @@ class _ReplicatedAdapter(Mounted):
 
     def __init__(self, places: Sequence[_ParameterParts]) -> None:
         self._places = list(places)
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        return [place.weight for place in self._places]
-
-    @property
-    def are_b(self) -> Sequence[bool]:
-        return [".lora_B." in place.names[0] for place in self._places]
+        self.parameters = [place.weight for place in self._places]
+        self.are_b = [".lora_B." in place.names[0] for place in self._places]
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -3,7 +3,7 @@ not know.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from lorad.limits.limit import BackendSetup
 from lorad.models.experts import replayed
 from lorad.models.facts import read_facts
 from lorad.models.hf.opening import read_config
-from lorad.routes import RouteShape
 from lorad.trainers.fsdp import architecture, experts, weights
 from lorad.trainers.fsdp.adapter import AdapterRoom
 from lorad.trainers.fsdp.architecture import Recompute, computes_alike, keeps_apart, probe
@@ -77,9 +76,17 @@ class FsdpBody(Body):
         kinds = ["sdpa"] if settings.cp > 1 else kinds
         self.model = architecture.empty_model(read_config(directory), self.dtype, kinds)
         self._text = self.model.config.get_text_config()
-        self._count: int = sum(parameter.numel() for parameter in self.model.parameters())
+        self.vocab = int(self._text.vocab_size)
+        self.hidden = int(self._text.hidden_size)
+        self.max_tokens = int(getattr(self._text, "max_position_embeddings", None) or _UNBOUNDED)
+        self.parameter_count = sum(parameter.numel() for parameter in self.model.parameters())
         self._layers = architecture.decoder_layers(self.model)
         self._is_whole = settings.whole
+        self.may_forget = (
+            (self._is_whole or hasattr(self.model, "reset_iter_state"))  # since torch 2.13
+            and self.dp.size == 1
+            and self.device.type == "cuda"
+        )
         self._prepare(self._layers, read_facts(directory).linears)
         rounding = weights.Rounding(settings.quantize, frozenset(self._room.shapes) - {HEAD})
         weights.fill(self.model, self._mixtures, directory, self.device, rounding)
@@ -94,10 +101,11 @@ class FsdpBody(Body):
                 groups = [dist.new_group(range(n, n + size)) for n in range(0, self.dp.size, size)]
                 self.cp = DataParallel(self.dp.rank % size, size, groups[self.dp.rank // size])
                 self._cut_sequences()
+        self.shapes = self._room.shapes
         self.linears: dict[str, nn.Module] = {
             name: linear.get_base_layer()
             for name, linear in self._room.linears.items()
-            if name in self._room.shapes
+            if name in self.shapes
         }
         log.info(
             "%d linears; sequences %s",
@@ -112,8 +120,13 @@ class FsdpBody(Body):
         self._mixtures = experts.experts_in(layers, self.model)
         if self._mixtures:
             experts.compute_experts(self.model)
-        self._routes = experts.route_shape(self.model, self._mixtures)
-        self._router = experts.Router(self.model, self._mixtures if self._routes else {})
+        self.experts = [
+            f"{path}.{expert}"
+            for path, module in self._mixtures.items()
+            for expert in range(module.num_experts)
+        ]
+        self.routes = experts.route_shape(self.model, self._mixtures)
+        self._router = experts.Router(self.model, self._mixtures if self.routes else {})
         shapes = architecture.linear_shapes(self.model, layers)
         self._room = AdapterRoom(self.model, shapes, renamed(shapes, stored), self._mixtures)
         if not self._is_whole:
@@ -146,11 +159,6 @@ class FsdpBody(Body):
                 hint="Set it to 1; activation_checkpointing: true saves memory, too.",
             )
 
-    @property
-    def may_forget(self) -> bool:
-        may = self._is_whole or hasattr(self.model, "reset_iter_state")  # since torch 2.13
-        return may and self.dp.size == 1 and self.device.type == "cuda"
-
     def forget(self) -> None:
         if not self._is_whole:
             self.model.reset_iter_state()
@@ -164,26 +172,6 @@ class FsdpBody(Body):
         self._recompute.on = False
         with self._room.acting(False, False):
             yield
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, int]]:
-        return self._room.shapes
-
-    @property
-    def vocab(self) -> int:
-        return int(self._text.vocab_size)
-
-    @property
-    def hidden(self) -> int:
-        return int(self._text.hidden_size)
-
-    @property
-    def max_tokens(self) -> int:
-        return int(getattr(self._text, "max_position_embeddings", None) or _UNBOUNDED)
-
-    @property
-    def parameter_count(self) -> int:
-        return self._count
 
     def checksum(self) -> str:
         return weights.checksum(self.model)
@@ -244,17 +232,9 @@ class FsdpBody(Body):
         states: Tensor = captured[0]
         return states + 0 * seen[0, :1].to(states.dtype) if torch.is_grad_enabled() else states
 
-    @property
-    def routes(self) -> RouteShape | None:
-        return self._routes
-
     def replayed(self) -> tuple[int, int, int]:
         replay = self._router.replay
         return replay.counts(slice(self._router.tokens)) if replay is not None else (0, 0, 0)
-
-    @property
-    def experts(self) -> Sequence[str]:
-        return experts.names_of(self._mixtures)
 
     def met(self, rows: Rows) -> Tensor:
         with experts.watched(self._mixtures) as seen, torch.no_grad():

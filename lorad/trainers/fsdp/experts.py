@@ -74,8 +74,16 @@ def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
         for name, module in model.named_modules()
         if isinstance(getattr(module, "down_proj", None), nn.Parameter) and hasattr(module, "num_experts")
     }
-    if any(id(module) not in inside or not _is_plain(module) for module in mixtures.values()):
-        return {}
+    for module in mixtures.values():
+        # gate and up have to follow each other, with no biases and nothing behind the experts
+        has_norm = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
+        is_plain = (
+            hasattr(module, "gate_up_proj")
+            and getattr(module, "is_concatenated", False)
+            and not (module.is_transposed or module.has_bias or has_norm)
+        )
+        if id(module) not in inside or not is_plain:
+            return {}
     if family == "mixtral":
         return {name.replace(".mlp.", _MIXTRAL): module for name, module in mixtures.items()}
     return mixtures
@@ -111,11 +119,6 @@ def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
                 part = Part(f"{path.replace(_MIXTRAL, '.mlp.')}.{fused}", expert, rows[linear])
                 parts[f"{path}.{expert}.{name}.weight"] = part
     return parts
-
-
-def names_of(modules: Mapping[str, Any]) -> list[str]:
-    """Return the names of all experts, as `model.layers.4.mlp.experts.17`."""
-    return [f"{path}.{expert}" for path, module in modules.items() for expert in range(module.num_experts)]
 
 
 def compute_experts(model: Any) -> None:
@@ -213,16 +216,6 @@ def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
     if not modules or config.model_type not in REPLAYS["fsdp"]:
         return None
     return RouteShape(len(modules), next(iter(modules.values())).num_experts, config.num_experts_per_tok)
-
-
-def _is_plain(module: Any) -> bool:
-    """Return whether gate and up follow each other, with no biases and nothing behind the experts."""
-    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers 5.17 knows no such norm
-    return (
-        hasattr(module, "gate_up_proj")
-        and getattr(module, "is_concatenated", False)
-        and not (module.is_transposed or module.has_bias or has_norm)
-    )
 
 
 def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from lorad.errors import Conflict
 from lorad.models.compute import Compute
 from lorad.models.ops import prepare
-from lorad.protocol.batch import Batch
 from lorad.protocol.calls import TrainerVerb
-from lorad.trainers.base import Offload, Trainer, TrainerCapabilities, UnmetExperts, check_verb
+from lorad.trainers.base import Offload, Trainer, TrainerCapabilities, check_verb
 from lorad.trainers.fsdp.body import FsdpBody, open_body
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.trainer import RankTrainer
@@ -61,9 +60,6 @@ class FusedTrainer(Trainer):
         if isinstance(verb, Offload):
             raise Conflict("the engine computes on this base", hint="use pool.mode: resident")
         return await self._compute.run(self._rank.do, verb)
-
-    async def unmet_experts(self, batch: Batch) -> list[str] | None:
-        return await self.do(UnmetExperts(batch))
 
     async def shut_down(self) -> None:
         if dist.is_initialized():  # by all trainers of this process

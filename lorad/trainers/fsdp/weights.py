@@ -193,7 +193,18 @@ def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> No
     failure = ""
     if dist.get_rank() == 0:
         try:
-            whole = _loaded(model, directory)
+            loaded, report = auto_class(model.config).from_pretrained(
+                directory,
+                dtype=model.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+            if report["missing_keys"]:
+                names = sorted(report["missing_keys"])
+                raise SpecError(f"no tensor {', '.join(names[:3])}", hint="complete the download")
+            whole = {name: tensor.detach() for name, tensor in weights(loaded)}
         except (SpecError, ValueError, OSError, RuntimeError) as error:
             failure = " ".join(str(error).split())[:500]
     is_fine = torch.tensor([int(not failure)], device=device)
@@ -209,21 +220,6 @@ def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> No
         dist.broadcast(shown, 0)
         with torch.no_grad():
             _local(tensor).copy_(shown[_rows(tensor)] if tensor.dim() else shown)
-
-
-def _loaded(model: Any, directory: Path) -> dict[str, Tensor]:
-    loaded, report = auto_class(model.config).from_pretrained(
-        directory,
-        dtype=model.dtype,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
-    if report["missing_keys"]:
-        names = sorted(report["missing_keys"])
-        raise SpecError(f"no tensor {', '.join(names[:3])}", hint="complete the download")
-    return {name: tensor.detach() for name, tensor in weights(loaded)}
 
 
 def _rows(tensor: Tensor) -> slice:

@@ -1,7 +1,8 @@
 """Megatron's model as a body: one base per set of model-parallel ranks, one adapter in it at a time."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.base import add_to
 from lorad.rl.loss import TokenLogprobs
-from lorad.routes import RouteShape
 from lorad.trainers.megatron import provider
-from lorad.trainers.megatron.experts import are_met, expert_linears, expert_names, watched
+from lorad.trainers.megatron.experts import are_met, expert_linears, watched
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
 from lorad.trainers.megatron.provider import DTYPES, Base, build
 from lorad.trainers.megatron.routes import RouteReplay
-from lorad.trainers.megatron.targets import chosen, paths_here, those_here, trainable_shapes
+from lorad.trainers.megatron.targets import chosen, paths_here, trainable_shapes
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
 from lorad.trainers.sharded.head import Differentiating, RowLoss, ScoringVisit, Visit, likely_of
 from lorad.trainers.sharded.rows import Rows
@@ -49,6 +49,9 @@ class MegatronBody(Body):
         from megatron.core.transformer.moe.moe_layer import MoELayer
 
         self._base = base
+        self.vocab = int(base.config.vocab_size)
+        self.hidden = int(base.config.hidden_size)
+        self.max_tokens = int(base.config.max_position_embeddings)
         self._model = base.model
         self.setup = setup
         self.device = torch.device(settings.device)
@@ -58,9 +61,12 @@ class MegatronBody(Body):
         self._tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
         self.leads = self._tp_rank == 0
         self.has_states = settings.pp == 1
-        group = parallel_state.get_data_parallel_group()
         size = parallel_state.get_data_parallel_world_size()
-        self.dp = DataParallel(parallel_state.get_data_parallel_rank(), size, group if size > 1 else None)
+        self.dp = DataParallel(
+            parallel_state.get_data_parallel_rank(),
+            size,
+            parallel_state.get_data_parallel_group() if size > 1 else None,
+        )
         reference = reference_of(base.config)
         self._spreads_experts = settings.ep * settings.tp > 1
         self.expert_dp = DataParallel(
@@ -74,29 +80,23 @@ class MegatronBody(Body):
         self._paths = paths_here(self._model)
         self._mixtures = [module for module in self._model.modules() if isinstance(module, MoELayer)]
         self._router = RouteReplay(base, self._mixtures, self._pipeline, settings.tp)
-        self._expert_linears = expert_linears(Path(settings.model), base.config)
-        self._shapes = trainable_shapes(
-            reference, self._expert_linears, self._exist, tied=bool(base.config.tie_word_embeddings)
+        self.routes = self._router.shape
+        linears = expert_linears(Path(settings.model), base.config)
+        names = list(dict.fromkeys(name.rpartition(".")[0] for name in linears))
+        self.experts = names if names or not self._mixtures else None
+        self.shapes = trainable_shapes(
+            reference,
+            linears,
+            lambda paths: self._pipeline.anywhere([path in self._paths for path in paths]),
+            tied=bool(base.config.tie_word_embeddings),
         )
-        self._parameters = sum(parameter.numel() for parameter in reference.parameters())
+        self.parameter_count = sum(parameter.numel() for parameter in reference.parameters())
         self._wrapped: list[Wrapped] = []
         self._layouts: dict[MountKey, Layout] = {}
         self._host: list[Tensor] = []
 
-    def _exist(self, paths: Sequence[str]) -> list[bool]:
-        return self._pipeline.anywhere([path in self._paths for path in paths])
-
-    @property
-    def routes(self) -> RouteShape | None:
-        return self._router.shape
-
     def replayed(self) -> tuple[int, int, int]:
         return self._router.counts()
-
-    @property
-    def experts(self) -> Sequence[str] | None:
-        names = expert_names(self._expert_linears)
-        return names if names or not self._mixtures else None
 
     def met(self, rows: Rows) -> Tensor:
         """Return which experts are met, also by micro-batches of ranks with other experts: routers choose
@@ -113,26 +113,6 @@ class MegatronBody(Body):
         }
         return torch.tensor(self._pipeline.anywhere(are_met(self.experts or [], met)), device=self.device)
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, int]]:
-        return self._shapes
-
-    @property
-    def vocab(self) -> int:
-        return int(self._base.config.vocab_size)
-
-    @property
-    def hidden(self) -> int:
-        return int(self._base.config.hidden_size)
-
-    @property
-    def max_tokens(self) -> int:
-        return int(self._base.config.max_position_embeddings)
-
-    @property
-    def parameter_count(self) -> int:
-        return self._parameters
-
     def checksum(self) -> str:
         whole = hashlib.sha256()
         for name, tensor in sorted(self._model.state_dict().items()):
@@ -143,10 +123,13 @@ class MegatronBody(Body):
 
     def mount(self, key: MountKey) -> Mounted:
         self.unmount()
-        targets = chosen(key, self._shapes)
+        targets = chosen(key, self.shapes)
+        on_this_stage = [
+            replace(target, path=self._paths[target.path]) for target in targets if target.path in self._paths
+        ]
         failure: AdapterRefused | None = None  # every stage is wrapped, or none
         try:
-            self._wrapped = wrap(self._model, those_here(targets, self._paths), key)
+            self._wrapped = wrap(self._model, on_this_stage, key)
         except AdapterRefused as error:
             failure = error
         mine = self._pipeline.rank if self._wrapped else self._pipeline.size
@@ -156,7 +139,7 @@ class MegatronBody(Body):
             raise failure or AdapterRefused("another stage of the pipeline refused the adapter")
         self._pipeline.first_trained = lowest
         mounted = MegatronMounted(
-            targets, self._wrapped, key, self._export, self._shapes, self.device, self._pipeline.whole
+            targets, self._wrapped, key, self._export, self.shapes, self.device, self._pipeline.whole
         )
         if self._spreads_experts:
             mounted.of_experts = mounted.expert_parameters

@@ -28,11 +28,6 @@ def expert_linears(model: Path, config: Any) -> _Shapes:
     return read_facts(model).experts if config.model_type in ADAPTS["megatron"] else {}
 
 
-def expert_names(linears: Iterable[str]) -> list[str]:
-    """Return the experts that have these linears, as `model.layers.4.mlp.experts.17`."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in linears))
-
-
 @contextlib.contextmanager
 def watched(mixtures: Sequence[Any]) -> Iterator[dict[int, Tensor]]:
     """Collect where the routers of these layers send tokens inside the block: bool [tokens, experts] by the
@@ -80,13 +75,3 @@ def from_all_ranks(
             part.view(shapes[name]).copy_(own[name])
     dist.all_reduce(flat.view(torch.int32), group=group)
     return {name: part.view(shapes[name]) for name, part in zip(shapes, flat.cpu().split(sizes), strict=True)}
-
-
-def not_held_once(
-    names: Sequence[str], own: Iterable[str], group: dist.ProcessGroup, device: torch.device
-) -> list[str]:
-    """Return the tensors that no rank of `group` has, or several; this rank has `own`. Collective."""
-    mine = set(own)
-    counts = torch.tensor([name in mine for name in names], dtype=torch.int32, device=device)
-    dist.all_reduce(counts, group=group)
-    return [name for name, count in zip(names, counts.tolist(), strict=True) if count != 1]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lorad.adapters.validate import expected_shapes
 from lorad.errors import AdapterRefused
-from lorad.trainers.megatron.experts import from_all_ranks, not_held_once
+from lorad.trainers.megatron.experts import from_all_ranks
 from lorad.trainers.megatron.targets import HEAD, MegatronModule, members
 from lorad.trainers.sharded.body import Mounted, MountKey
 
@@ -49,18 +49,6 @@ def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
     """
     line = torch.arange(shape[axis], dtype=torch.float32) + rank * shape[axis]
     return (line[:, None] if axis == 0 else line[None]).expand(shape).contiguous()
-
-
-def _piece(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], rank: int) -> _Piece:
-    is_here = rows.astype(np.int64) // shape[0] == rank
-    from_rows = np.flatnonzero(is_here.any(1))
-    from_columns = np.flatnonzero(is_here.any(0))
-    return _Piece(
-        rows=_short(rows[from_rows, from_columns[0]].astype(np.int64) % shape[0]),
-        columns=_short(columns[from_rows[0], from_columns].astype(np.int64) % shape[1]),
-        from_rows=_short(from_rows),
-        from_columns=_short(from_columns),
-    )
 
 
 def _short(index: np.ndarray) -> _Index:
@@ -104,6 +92,9 @@ def wrap(model: nn.Module, targets: Sequence[MegatronModule], key: MountKey) -> 
 
     Raises AdapterRefused, and leaves the model as it was, where Bridge wraps nothing.
     """
+    from megatron.bridge.peft.canonical_lora import CanonicalLoRA
+    from megatron.bridge.peft.lora import LoRA
+
     of_rank: dict[int, Any] = {}
     wrapped: list[Wrapped] = []
     try:
@@ -111,33 +102,38 @@ def wrap(model: nn.Module, targets: Sequence[MegatronModule], key: MountKey) -> 
             module = next(iter(target.members.values()))
             rank = key.adapter.rank_of(module)
             if rank not in of_rank:
-                of_rank[rank] = _peft(key, rank, key.adapter.scale_of(module))
-            wrapped.append(_wrap(model, target, of_rank[rank]))
+                # Bridge's LoRA scales by alpha / dim. Its own draw of A is left out: it would move the
+                # generators, and means nothing.
+                peft: Any = (CanonicalLoRA if key.lora_type == "canonical_lora" else LoRA)(
+                    dim=rank,
+                    alpha=key.adapter.scale_of(module) * rank,
+                    dropout=key.adapter.dropout,
+                    lora_A_init_method="zero",
+                )
+                peft.target_modules = [*peft.target_modules, "output_layer"]
+                peft._init_target_match_state()
+                of_rank[rank] = peft
+            original = model.get_submodule(target.path)
+            flags = {
+                name: value
+                for name, value in vars(original).items()
+                if name.startswith("return_layernorm_output")
+            }
+            parent, _, name = target.path.rpartition(".")
+            wrapper = of_rank[rank].transform(original, name=name, prefix=parent)
+            if wrapper is original or not hasattr(wrapper, "to_wrap"):
+                raise AdapterRefused(f"Bridge puts no adapter on {next(iter(target.members.values()))}")
+            setattr(model.get_submodule(parent), name, wrapper)
+            # members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs
+            # every member
+            if isinstance(wrapper.adapter, nn.ModuleDict):
+                for member in set(members(target)) - set(target.members):
+                    wrapper.adapter[member].requires_grad_(False)
+            wrapped.append(Wrapped(target, original, wrapper, flags))
     except BaseException:
         unwrap(model, wrapped)
         raise
     return wrapped
-
-
-def _wrap(model: nn.Module, target: MegatronModule, peft: Any) -> Wrapped:
-    """Wrap one target in its adapter.
-
-    Members of a fused module that were not asked for get zeros, which stay: Bridge's forward needs every
-    member.
-    """
-    original = model.get_submodule(target.path)
-    flags = {
-        name: value for name, value in vars(original).items() if name.startswith("return_layernorm_output")
-    }
-    parent, _, name = target.path.rpartition(".")
-    wrapper = peft.transform(original, name=name, prefix=parent)
-    if wrapper is original or not hasattr(wrapper, "to_wrap"):
-        raise AdapterRefused(f"Bridge puts no adapter on {next(iter(target.members.values()))}")
-    setattr(model.get_submodule(parent), name, wrapper)
-    if isinstance(wrapper.adapter, nn.ModuleDict):
-        for member in set(members(target)) - set(target.members):
-            wrapper.adapter[member].requires_grad_(False)
-    return Wrapped(target, original, wrapper, flags)
 
 
 def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
@@ -145,21 +141,6 @@ def unwrap(model: nn.Module, wrapped: Sequence[Wrapped]) -> None:
     for module in wrapped:
         module.put(model, module.original)
         vars(module.original).update(module.flags)
-
-
-def _peft(key: MountKey, rank: int, scale: float) -> Any:
-    """Return Bridge's LoRA, which scales by alpha / dim.
-
-    Its own draw of A is left out: it would move the generators, and means nothing.
-    """
-    from megatron.bridge.peft.canonical_lora import CanonicalLoRA
-    from megatron.bridge.peft.lora import LoRA
-
-    kind = CanonicalLoRA if key.lora_type == "canonical_lora" else LoRA
-    peft = kind(dim=rank, alpha=scale * rank, dropout=key.adapter.dropout, lora_A_init_method="zero")
-    peft.target_modules = [*peft.target_modules, "output_layer"]
-    peft._init_target_match_state()
-    return peft
 
 
 class MegatronMounted(Mounted):
@@ -204,6 +185,10 @@ class MegatronMounted(Mounted):
         for module in (module for module in wrapped if module.target.is_of_expert):
             self._enter(module)
         self._holders = list(self._numbers)
+        self.expert_parameters = len(self._holders) - self._dense  # the last ones
+        self.parameters = [holder.get_parameter("weight") for holder in self._holders]
+        numbers = {number for name, number in self._holder.items() if ".lora_B." in name}
+        self.are_b = [number in numbers for number in range(len(self._holders))]
         self.layout: Layout = {}
 
     def _enter(self, wrapped: Wrapped) -> None:
@@ -233,28 +218,24 @@ class MegatronMounted(Mounted):
         holder = {name: number for name, number in self._holder.items() if name not in self._own}
         rows = self._exported([_numbered(shape, rank, 0) for shape in shapes])
         columns = self._exported([_numbered(shape, rank, 1) for shape in shapes])
-        pieces = {
-            name: _piece(rows[name].numpy(), columns[name].numpy(), shapes[number], rank)
-            for name, number in holder.items()
-        }
-        self.layout = {**pieces, **self._own}
+        self.layout = {}
+        for name, number in holder.items():
+            row_numbers, column_numbers = (each[name].numpy().astype(np.int64) for each in (rows, columns))
+            is_here = row_numbers // shapes[number][0] == rank
+            from_rows = np.flatnonzero(is_here.any(1))
+            from_columns = np.flatnonzero(is_here.any(0))
+            self.layout[name] = _Piece(
+                rows=_short(row_numbers[from_rows, from_columns[0]] % shapes[number][0]),
+                columns=_short(column_numbers[from_rows[0], from_columns] % shapes[number][1]),
+                from_rows=_short(from_rows),
+                from_columns=_short(from_columns),
+            )
+        self.layout |= self._own
         names = [name for layer in self._experts.values() for name in layer]
-        if wrong := not_held_once(names, self._own, self._group, self._device):
+        counts = torch.tensor([name in self._own for name in names], dtype=torch.int32, device=self._device)
+        dist.all_reduce(counts, group=self._group)
+        if wrong := [name for name, count in zip(names, counts.tolist(), strict=True) if count != 1]:
             raise AdapterRefused(f"not exactly one of the ranks that share the experts has {wrong[0]}")
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        return [holder.get_parameter("weight") for holder in self._holders]
-
-    @property
-    def are_b(self) -> Sequence[bool]:
-        numbers = {number for name, number in self._holder.items() if ".lora_B." in name}
-        return [number in numbers for number in range(len(self._holders))]
-
-    @property
-    def expert_parameters(self) -> int:
-        """Return how many parameters, the last ones, are of experts."""
-        return len(self._holders) - self._dense
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         tensors = self._exported(local[: self._dense])

@@ -8,7 +8,6 @@ would end with, or train on without a word.
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lorad.errors import SpecError, to_wire
 from lorad.models.facts import is_left_out, stored_tensors
 from lorad.trainers.megatron.body import reference_of
 from lorad.trainers.megatron.experts import expert_linears
-from lorad.trainers.megatron.provider import Base, build, check_rotary, open_bridge, taken
+from lorad.trainers.megatron.provider import build, check_rotary, open_bridge, taken
 from lorad.trainers.megatron.targets import HEAD, trainable_shapes
 from lorad.trainers.sharded.body import BodySettings
 from lorad.trainers.sharded.lacking import refuse_lacking
@@ -54,32 +53,32 @@ def _names(settings: BodySettings) -> list[str]:
             hint=_HINT,
         )
     if settings.device == "cpu":
-        _check_layers(build(settings, is_empty=True), Path(settings.model))
-
-    def exist(paths: Sequence[str]) -> list[bool]:
-        return [registry.megatron_to_hf_lookup(f"{path}.weight") is not None for path in paths]
-
-    return [*trainable_shapes(reference, expert_linears(Path(settings.model), config), exist, tied=is_tied)]
-
-
-def _check_layers(base: Base, directory: Path) -> None:
-    """Check that Bridge fills all parameters of Megatron's own layers. Raises SpecError."""
-    tasks = base.bridge.get_conversion_tasks(base.model)
-    sources = {
-        task.param_name: task.mapping.hf_param for task in tasks if task and task.param_weight is not None
-    }
-    places = {name: place.shape for name, (_, place) in stored_tensors(directory).items()}
-    for name, parameter in base.model.named_parameters():
-        source = sources.get(name)
-        shape = tuple(parameter.shape)
-        is_other = isinstance(source, str) and len(shape) == 1 and places.get(source, shape) != shape
-        if source is None or is_other:
-            raise SpecError(
-                f"Megatron-Bridge finds no tensor in {directory} for {name} {[*shape]} of Megatron's layers",
-                key="model.path",
-                hint=_HINT,
-            )
-    check_rotary(reference_of(base.config), base.model, base.config)
+        # Bridge has to fill all parameters of Megatron's own layers
+        base = build(settings, is_empty=True)
+        tasks = base.bridge.get_conversion_tasks(base.model)
+        sources = {
+            task.param_name: task.mapping.hf_param for task in tasks if task and task.param_weight is not None
+        }
+        places = {name: place.shape for name, (_, place) in stored_tensors(Path(settings.model)).items()}
+        for name, parameter in base.model.named_parameters():
+            source = sources.get(name)
+            shape = tuple(parameter.shape)
+            is_other = isinstance(source, str) and len(shape) == 1 and places.get(source, shape) != shape
+            if source is None or is_other:
+                raise SpecError(
+                    f"Megatron-Bridge finds no tensor in {Path(settings.model)} for {name} {[*shape]} of "
+                    "Megatron's layers",
+                    key="model.path",
+                    hint=_HINT,
+                )
+        check_rotary(reference_of(base.config), base.model, base.config)
+    shapes = trainable_shapes(
+        reference,
+        expert_linears(Path(settings.model), config),
+        lambda paths: [registry.megatron_to_hf_lookup(f"{path}.weight") is not None for path in paths],
+        tied=is_tied,
+    )
+    return [*shapes]
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ class Pipeline:
         self._dtype = dtype
         self.rank: int = parallel_state.get_pipeline_model_parallel_rank()
         self.size: int = parallel_state.get_pipeline_model_parallel_world_size()
+        self._is_last = self.rank == self.size - 1
         self.first_trained = 0
 
     def anywhere(self, own: Sequence[bool]) -> list[bool]:
@@ -81,10 +82,6 @@ class Pipeline:
             states.backward(gradient)
         if below is not None and asks:
             self._send(below.grad, self.rank - 1)
-
-    @property
-    def _is_last(self) -> bool:
-        return self.rank == self.size - 1
 
     def _passed_on(self, states: Tensor, figures: Tensor) -> None:
         """Send hidden states to the next stage, and the figures of the last one to all."""

@@ -3,8 +3,8 @@ gate, up, also those of each expert.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -88,11 +88,6 @@ def paths_here(model: nn.Module) -> dict[str, str]:
     return paths
 
 
-def those_here(targets: Iterable[MegatronModule], paths: Mapping[str, str]) -> list[MegatronModule]:
-    """Return the targets that are on this stage, by their paths there."""
-    return [replace(target, path=paths[target.path]) for target in targets if target.path in paths]
-
-
 def trainable_shapes(
     reference: nn.Module,
     experts: Mapping[str, tuple[int, int]],
@@ -121,7 +116,19 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Megatro
 
     Raises AdapterRefused for what is not there.
     """
-    _check_known(key.adapter.modules, shapes)
+    if not key.adapter.modules:
+        raise AdapterRefused("the adapter names no module", hint="set lora.target_modules")
+    if unknown := [name for name in key.adapter.modules if name not in shapes]:
+        offered = f"target_modules: {', '.join(dict.fromkeys(name.rpartition('.')[2] for name in shapes))}"
+        if ".experts." not in unknown[0]:
+            raise AdapterRefused(
+                f"{unknown[0]} is not a linear that can be trained on Megatron here", hint=offered
+            )
+        raise AdapterRefused(
+            f"{unknown[0]} is an expert that gets no adapter on Megatron here",
+            hint="those of Qwen3-MoE get one with trainer.backend_args: {moe_grouped_gemm: false}; "
+            f"{offered}",
+        )
     by_path: dict[str, dict[str, str]] = {}
     for name in key.adapter.modules:
         path, member = _place(name) or ("", "")
@@ -133,21 +140,3 @@ def members(target: MegatronModule) -> list[str]:
     """Return every member of a fused module, asked for or not; of another module, one without a name."""
     suffix = re.sub(re.escape(_EXPERTS) + r"\d+\.", "", target.path.split(".", 3)[-1])
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]
-
-
-def _check_known(modules: Iterable[str], shapes: Mapping[str, tuple[int, int]]) -> None:
-    names = list(modules)
-    unknown = [name for name in names if name not in shapes]
-    if not names:
-        raise AdapterRefused("the adapter names no module", hint="set lora.target_modules")
-    if not unknown:
-        return
-    offered = f"target_modules: {', '.join(dict.fromkeys(name.rpartition('.')[2] for name in shapes))}"
-    if ".experts." not in unknown[0]:
-        raise AdapterRefused(
-            f"{unknown[0]} is not a linear that can be trained on Megatron here", hint=offered
-        )
-    raise AdapterRefused(
-        f"{unknown[0]} is an expert that gets no adapter on Megatron here",
-        hint=f"those of Qwen3-MoE get one with trainer.backend_args: {{moe_grouped_gemm: false}}; {offered}",
-    )

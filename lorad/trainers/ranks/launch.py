@@ -41,7 +41,15 @@ def main() -> int:
     for rank, code in codes.items():
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         _say(f"rank {rank} {how}")
-    _end(ranks)
+    # the others end too
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in ranks.values():
+        process.terminate()
+    while len(_ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
+        signal.sigtimedwait([signal.SIGCHLD], left)
+    for process in ranks.values():
+        process.kill()
+        process.wait()
     return int(any(codes.values()))
 
 
@@ -62,18 +70,6 @@ def _end_with(launcher: int) -> None:
 
 def _ended(ranks: _Ranks) -> dict[int, int]:
     return {rank: code for rank, process in ranks.items() if (code := process.poll()) is not None}
-
-
-def _end(ranks: _Ranks) -> None:
-    """End all ranks, and return when none is left."""
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in ranks.values():
-        process.terminate()
-    while len(_ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
-        signal.sigtimedwait([signal.SIGCHLD], left)
-    for process in ranks.values():
-        process.kill()
-        process.wait()
 
 
 def _say(text: str) -> None:

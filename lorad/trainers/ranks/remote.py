@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from lorad.adapters.adapter import Adapter
 from lorad.children.host import Host
 from lorad.errors import SpecError
-from lorad.protocol.batch import Batch
 from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.pool_setup import Quantize, RanksSetup
 from lorad.trainers.base import (
@@ -27,7 +26,6 @@ from lorad.trainers.base import (
     Trainer,
     TrainerCapabilities,
     TrainerHealth,
-    UnmetExperts,
     check_verb,
 )
 from lorad.trainers.ranks.calls import RanksReady
@@ -167,9 +165,6 @@ class RemoteTrainer(Trainer):
             self._slots[verb.slot] = None
         elif isinstance(verb, CloseSlot):
             del self._slots[verb.slot]
-
-    async def unmet_experts(self, batch: Batch) -> list[str] | None:
-        return await self.do(UnmetExperts(batch))
 
     async def export(self, slot: str) -> Adapter:
         adapter = await super().export(slot)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.children.host import Host, Process, Team, check_weights, put_on_all
+from lorad.children.host import Host, Team, check_weights, put_on_all
 from lorad.errors import SpecError
 from lorad.models.facts import weights_sha256
 from lorad.protocol.pool_setup import RanksSetup
@@ -58,40 +58,42 @@ class Spread:
         """Make the launchers of all machines; what ranks write beside their configuration appears in
         `places.private`.
         """
-        return Team([self._launcher(place, host, config, places) for place, host in enumerate(self._hosts)])
-
-    def _launcher(self, place: int, host: Host, config: RanksConfig, places: TrainerDirectories) -> Process:
-        work = host.directory / _NAME
-        python = host.directory / "python"
-        own = msgspec.structs.replace(
-            config,
-            python=self._python or host.python,
-            first=place * self._per_node,
-            here=self._per_node,
-            devices=tuple(
-                f"cuda:{rank % self._per_node}" if host.devices else "cpu" for rank in range(config.ranks)
-            ),
-            socket=str(host.directory / _SOCKET),
-            meeting=f"tcp://{self._hosts[0].address}",
-        )
-        network = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
-        environment = environment_of(
-            {**{name: value for name, value in network.items() if value}, **self._env},
-            host.devices[: self._per_node],
-            config.threads,
-            python=python,
-            temporary=work / "tmp",
-        )
-        launch = python / "lorad" / "trainers" / "ranks" / "launch.py"
-        return host.child(
-            _NAME,
-            [host.python, "-I", "-S", str(launch), str(work / places.config.name)],
-            environment,
-            log=places.log,
-            files={places.config.name: msgspec.json.encode(own).decode()},
-            follow=_FOLLOWED,
-            shadows=places.private,
-        )
+        launchers = []
+        for place, host in enumerate(self._hosts):
+            work = host.directory / _NAME
+            python = host.directory / "python"
+            own = msgspec.structs.replace(
+                config,
+                python=self._python or host.python,
+                first=place * self._per_node,
+                here=self._per_node,
+                devices=tuple(
+                    f"cuda:{rank % self._per_node}" if host.devices else "cpu" for rank in range(config.ranks)
+                ),
+                socket=str(host.directory / _SOCKET),
+                meeting=f"tcp://{self._hosts[0].address}",
+            )
+            network = {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
+            environment = environment_of(
+                {**{name: value for name, value in network.items() if value}, **self._env},
+                host.devices[: self._per_node],
+                config.threads,
+                python=python,
+                temporary=work / "tmp",
+            )
+            launch = python / "lorad" / "trainers" / "ranks" / "launch.py"
+            launchers.append(
+                host.child(
+                    _NAME,
+                    [host.python, "-I", "-S", str(launch), str(work / places.config.name)],
+                    environment,
+                    log=places.log,
+                    files={places.config.name: msgspec.json.encode(own).decode()},
+                    follow=_FOLLOWED,
+                    shadows=places.private,
+                )
+            )
+        return Team(launchers)
 
     async def open(self, model: Path, places: TrainerDirectories) -> None:
         """Have rank 0 find the pool's socket; see `check_weights`."""

@@ -57,7 +57,28 @@ def main(path: Path, rank: int) -> None:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 software[name] = importlib.metadata.version(name)
         pool.tell(RanksReady(trainer.capabilities(), trainer.modules(), software))
-        _serve(trainer, calls, pool, rank)
+        while True:
+            payload = calls.spread(pool.hear())
+            prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
+            # torch wants writable arrays
+            request = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
+            verb: TrainerVerb[Any] = request.verb
+            if isinstance(verb, End):
+                return
+            answer: Answer[object]
+            name = type(verb).__name__
+            HEART.work(name)
+            try:
+                answer = Answer(result=trainer.do(verb))
+            except REFUSALS as error:
+                answer = Answer(refusal=Refusal.of(error))
+            all_alike = calls.all_agree(rank == 0 or answer.refusal is None)
+            if answer.refusal is None and not all_alike:
+                raise RuntimeError(f"another rank refused {name}")
+            if answer.refusal and rank:
+                print(f"rank {rank} refused {name}: {answer.refusal.message}", file=sys.stderr, flush=True)
+            pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
+            HEART.work("")
 
 
 def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[RankTrainer, Calls]:
@@ -77,53 +98,24 @@ def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[
             key="trainer.backend",
             hint="`lorad doctor` says what to install there, or name another interpreter in config.yaml.",
         ) from error
-    calls = _joined(config, rank, path, pool, device)
+    # meet the other ranks, see `RanksConfig.meeting`
+    scheme, _, place = config.meeting.partition("://")
+    if scheme == "file":
+        calls = join(rank, config.ranks, Path(place), device)
+    else:
+        listener = None
+        if rank == 0:
+            family = socket.AF_INET6 if ":" in place else socket.AF_INET
+            listener = socket.create_server((place, 0), family=family)
+            pool.tell(Meeting(listener.getsockname()[1]))
+        while not meeting_file(path).exists():
+            time.sleep(_LOOK_SECONDS)
+        host, _, port = meeting_file(path).read_text().rpartition(":")
+        calls = join_at(rank, config.ranks, (host, int(port)), listener, device)
     body = open_body(msgspec.structs.replace(config.settings, device=str(device)))
     trainer = RankTrainer(body, calls, config.name)
     calls.all_agree(True)
     return trainer, calls
-
-
-def _joined(config: RanksConfig, rank: int, path: Path, pool: "_Pool", device: torch.device) -> Calls:
-    """Meet the other ranks, see `RanksConfig.meeting`."""
-    scheme, _, place = config.meeting.partition("://")
-    if scheme == "file":
-        return join(rank, config.ranks, Path(place), device)
-    listener = None
-    if rank == 0:
-        family = socket.AF_INET6 if ":" in place else socket.AF_INET
-        listener = socket.create_server((place, 0), family=family)
-        pool.tell(Meeting(listener.getsockname()[1]))
-    while not meeting_file(path).exists():
-        time.sleep(_LOOK_SECONDS)
-    host, _, port = meeting_file(path).read_text().rpartition(":")
-    return join_at(rank, config.ranks, (host, int(port)), listener, device)
-
-
-def _serve(trainer: RankTrainer, calls: Calls, pool: "_Pool", rank: int) -> None:
-    """Answer calls until the pool closes the connection."""
-    while True:
-        payload = calls.spread(pool.hear())
-        prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
-        # torch wants writable arrays
-        request = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
-        verb: TrainerVerb[Any] = request.verb
-        if isinstance(verb, End):
-            return
-        answer: Answer[object]
-        name = type(verb).__name__
-        HEART.work(name)
-        try:
-            answer = Answer(result=trainer.do(verb))
-        except REFUSALS as error:
-            answer = Answer(refusal=Refusal.of(error))
-        all_alike = calls.all_agree(rank == 0 or answer.refusal is None)
-        if answer.refusal is None and not all_alike:
-            raise RuntimeError(f"another rank refused {name}")
-        if answer.refusal and rank:
-            print(f"rank {rank} refused {name}: {answer.refusal.message}", file=sys.stderr, flush=True)
-        pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
-        HEART.work("")
 
 
 class _Pool:

@@ -73,21 +73,15 @@ class Mounted(ABC):
     Its parameters are plain tensors on every rank (no DTensor).
     """
 
+    parameters: Sequence[nn.Parameter]
+    """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel group
+    hold the same numbers, other ranks parts of their own; nobody but lorad synchronises them or their
+    gradients.
+    """
+    are_b: Sequence[bool]
+    """Whether each parameter is a B."""
     of_experts: int = 0
     """How many of the parameters, the last ones, are of experts that `Body.expert_dp` holds alike."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """Return this rank's trainable parameters, in an order that is always the same. Ranks of one
-        data-parallel group hold the same numbers, other ranks parts of their own; nobody but lorad
-        synchronises them or their gradients.
-        """
-
-    @property
-    @abstractmethod
-    def are_b(self) -> Sequence[bool]:
-        """Return for each parameter whether it is a B."""
 
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -128,52 +122,31 @@ class Body(ABC):
     """Whether this rank counts, in sums over all ranks, what all model-parallel ranks hold alike."""
     has_states: bool = True
     """Whether `states` works, which critics need."""
+    may_forget: bool = False
+    """Whether `forget` works, and may be needed, which is where a body is on a GPU (a CPU without memory ends
+    the process) and its passes wait for no other rank. The same on all ranks.
+    """
+    shapes: Mapping[str, tuple[int, int]]
+    """(out, in) of every linear that an adapter may target, by logical name."""
+    experts: Sequence[str] | None = None
+    """The names of all experts, as `model.layers.4.mlp.experts.17`; None where `met` does not work."""
+    routes: RouteShape | None = None
+    """The routes of the base, where `states` sends tokens to the experts of `Rows.routes`."""
+    vocab: int
+    hidden: int
+    """The width of the last hidden state."""
+    max_tokens: int
+    """The longest sequence."""
+    parameter_count: int
+    """The number of parameters of the whole base."""
     packs: bool = True
     """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
     own.
     """
 
-    @property
-    def may_forget(self) -> bool:
-        """Return whether `forget` works, and may be needed, which is where a body is on a GPU (a CPU without
-        memory ends the process) and its passes wait for no other rank. The same on all ranks.
-        """
-        return False
-
     def forget(self) -> None:
         """Forget a forward or backward that an exception ended, so that the next can begin."""
         raise NotImplementedError
-
-    @property
-    @abstractmethod
-    def shapes(self) -> Mapping[str, tuple[int, int]]:
-        """Return (out, in) of every linear that an adapter may target, by logical name."""
-
-    @property
-    def experts(self) -> Sequence[str] | None:
-        """Return the names of all experts, as `model.layers.4.mlp.experts.17`; None where `met` does not
-        work.
-        """
-        return None
-
-    @property
-    @abstractmethod
-    def vocab(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def hidden(self) -> int:
-        """Return the width of the last hidden state."""
-
-    @property
-    @abstractmethod
-    def max_tokens(self) -> int:
-        """Return the longest sequence."""
-
-    @property
-    @abstractmethod
-    def parameter_count(self) -> int:
-        """Return the number of parameters of the whole base."""
 
     @abstractmethod
     def checksum(self) -> str:
@@ -210,11 +183,6 @@ class Body(ABC):
             visit: Called once amid the forward, with these states and the output layer, whose weights are
                 gathered once for all that it computes. Without it no logits are made.
         """
-
-    @property
-    def routes(self) -> RouteShape | None:
-        """Return the routes of the base, where `states` sends tokens to the experts of `Rows.routes`."""
-        return None
 
     def replayed(self) -> tuple[int, int, int]:
         """Return what `Replay.counts` says of the last `states`; zeros where it had no routes."""

@@ -212,7 +212,19 @@ class ShardedSlot:
             grads.append(section.dp.reduced_part(mine))
             if section.times > 1:
                 grads[-1].div_(section.times)
-        norm = self._norm(grads)
+        # the norm is of the whole adapter, of which each rank has its own share, and of the head
+        if dist.get_world_size() == 1 == len(grads):
+            norm = l2_norm(grads[0])
+        else:
+            of_this_rank = sum(
+                l2_norm(grad) ** 2
+                for section, grad in zip(self._sections, grads, strict=True)
+                if section.counts
+            )
+            total = torch.tensor([of_this_rank], dtype=torch.float64, device=self.device)
+            if dist.get_world_size() > 1:
+                dist.all_reduce(total)
+            norm = math.sqrt(total.item())
         applied = bool(np.isfinite(norm))
         if applied:
             self.step += 1
@@ -228,15 +240,3 @@ class ShardedSlot:
                 section.dp.join_parts(mine, whole)
         self.grads.zero_()
         return norm, applied
-
-    def _norm(self, grads: Sequence[Tensor]) -> float:
-        """Return the L2 norm over the whole adapter, of which each rank has its own share, and the head."""
-        if dist.get_world_size() == 1 == len(grads):
-            return l2_norm(grads[0])
-        squares = sum(
-            l2_norm(grad) ** 2 for section, grad in zip(self._sections, grads, strict=True) if section.counts
-        )
-        total = torch.tensor([squares], dtype=torch.float64, device=self.device)
-        if dist.get_world_size() > 1:
-            dist.all_reduce(total)
-        return math.sqrt(total.item())

@@ -143,7 +143,13 @@ class RankTrainer:
             start |= {f"{module}.{MAGNITUDE}": array for module, array in norms.items()}
         mounted = self._mount(MountKey(spec.adapter, spec.lora_type))
         head = [torch.Size(shape) for shape in self._head(spec).values()]
-        slot = ShardedSlot(spec, self._body.dp, self._sections(mounted), head, leads=self._body.leads)
+        body = self._body
+        own = [p.shape for p in mounted.parameters]
+        are_b = mounted.are_b
+        first = len(own) - mounted.of_experts
+        experts = ParameterSection(own[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:])
+        sections = [ParameterSection(own[:first], body.dp, are_b=are_b[:first]), experts]
+        slot = ShardedSlot(spec, body.dp, sections, head, leads=body.leads)
         slot.fill(slot.weights, [*mounted.scatter(start), *(torch.zeros(shape) for shape in head)])
         self.slots[verb.slot] = slot
         size = sum(map(math.prod, shapes.values())) + sum(p.numel() for p in slot.head)
@@ -154,36 +160,29 @@ class RankTrainer:
         slot = self.slots.policy(work.slot)
         mounted = self._put_in(slot)
         halved_to = 0
-        losses = self._losses_or_none(slot, mounted, work)
+        losses = None
+        if self._body.may_forget:
+            before = slot.grads.clone()
+            try:
+                losses = self._losses(slot, mounted, work)
+            except torch.OutOfMemoryError as error:
+                print(f"micro-batches are halved: {error}", file=sys.stderr, flush=True)
+            # where any rank found no memory, all begin again
+            if not self._calls.all_agree(losses is not None):
+                losses = None
+                self._body.forget()
+                slot.grads.copy_(before)
+                slot.bind(mounted.parameters)
+                halved_to = slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
+                give_back(self._body.device)
+            del before
         if losses is None:
-            halved_to = slot.tokens_per_microbatch
             losses = self._losses(slot, mounted, work)
         slot.draws += 1
         stats = over_ranks(losses.stats, self._body.dp, self._body.device)
         if losses.logprobs is None:
             return Gradients.of(stats, halved_to=halved_to)
         return Gradients.of(stats, self._body.dp.add_up(losses.logprobs).cpu().numpy(), halved_to)
-
-    def _losses_or_none(self, slot: ShardedSlot, mounted: Mounted, work: ForwardBackward) -> Losses | None:
-        """Return what `_losses` does; None where any rank found no memory, which leaves the gradients as they
-        were and half the tokens in a micro-batch. Collective.
-        """
-        if not self._body.may_forget:
-            return self._losses(slot, mounted, work)
-        before = slot.grads.clone()
-        losses = None
-        try:
-            losses = self._losses(slot, mounted, work)
-        except torch.OutOfMemoryError as error:
-            print(f"micro-batches are halved: {error}", file=sys.stderr, flush=True)
-        if self._calls.all_agree(losses is not None):
-            return losses
-        self._body.forget()
-        slot.grads.copy_(before)
-        slot.bind(mounted.parameters)
-        slot.tokens_per_microbatch = max(1, slot.tokens_per_microbatch // 2)
-        give_back(self._body.device)
-        return None
 
     def _losses(self, slot: ShardedSlot, mounted: Mounted, work: ForwardBackward) -> Losses:
         """Add the gradients of this rank's micro-batches to the slot's."""
@@ -341,16 +340,6 @@ class RankTrainer:
     def _head(self, spec: SlotSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a critic's head by logical name; of a policy, none."""
         return checkpoint.head_shapes(self._body.hidden) if spec.critic else {}
-
-    def _sections(self, mounted: Mounted) -> list[ParameterSection]:
-        body = self._body
-        shapes = [p.shape for p in mounted.parameters]
-        are_b = mounted.are_b
-        first = len(shapes) - mounted.of_experts
-        experts = ParameterSection(
-            shapes[first:], body.expert_dp, times=body.expert_times, are_b=are_b[first:]
-        )
-        return [ParameterSection(shapes[:first], body.dp, are_b=are_b[:first]), experts]
 
     def _mount(self, key: MountKey) -> Mounted:
         """Return modules for adapters of this kind, which hold no slot's weights."""

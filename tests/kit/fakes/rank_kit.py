@@ -106,18 +106,11 @@ class TinyBody(Body):
 class TinyMounted(Mounted):
     def __init__(self, config: AdapterConfig) -> None:
         self.scale = config.scale
-        self._parameters = [
+        self.parameters = [
             nn.Parameter(torch.zeros(config.rank, HIDDEN)),
             nn.Parameter(torch.zeros(HIDDEN, config.rank)),
         ]
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        return self._parameters
-
-    @property
-    def are_b(self) -> Sequence[bool]:
-        return [False, True]
+        self.are_b = [False, True]
 
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip((f"{MODULE}.lora_A.weight", f"{MODULE}.lora_B.weight"), local, strict=True))
