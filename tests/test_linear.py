@@ -1,15 +1,17 @@
 """What the daemon reads of users' text takes time in proportion to its length, whatever stands in it."""
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lorad.bounds import OVERRIDE_CHARACTERS, SPEC_BYTES
 from lorad.children.process import cause
-from lorad.daemon.api.verbs.logs import shown
+from lorad.daemon.api.verbs import logs
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.runs.draws import axes_of
 from lorad.daemon.runs.grid import split
@@ -18,13 +20,21 @@ from lorad.spec.secrets import refuse_secret_text
 from lorad.spec.text import load_spec
 from lorad.text import one_line
 
+
+def _read_as_log(text: str) -> object:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(text.encode())
+        file.flush()
+        return logs.read(Path(file.name), 0, SMALL * TIMES)
+
+
 READERS: dict[str, Callable[[str], Any]] = {
     "secrets": lambda text: refuse_secret_text(text, "a.yaml"),
     "spec": lambda text: load_spec(f"name: '{text}'", source="a.yaml"),
     "grid": lambda text: list(split(text)),
     "diagnose": in_words_of,
     "cause": cause,
-    "logs": shown,
+    "logs": _read_as_log,
     "words": one_line,
 }
 PIECES = [
