@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lorad.cli import output, table
 from lorad.client.words import adapter_in_words, kept_in_words, targets_in_words, when_in_words
-from lorad.protocol.preflight import DataLook, Lengths
+from lorad.protocol.preflight import Lengths
 from lorad.records.checks import Check, Start
 
 _LINES = 12  # of a prompt
@@ -18,7 +18,19 @@ def said(check: Check, *, as_json: bool) -> None:
         return
     for warning in check.warnings:
         output.note(f"warning: {warning}")
-    table.print_fields([*_fields(check), *(_shown(check.look) if check.look else ())])
+    fields = [*_fields(check)]
+    if look := check.look:  # the first row of training as the model gets it
+        fields.append(("row", f"the first of training, whose prompt has {look.prompt_tokens} tokens"))
+        kind = (
+            f" ({look.answer_type}, and no text, for reward functions of yours)" if look.answer_type else ""
+        )
+        texts = [("prompt", look.prompt), ("answer", look.answer + kind), *(("said", t) for t in look.said)]
+        for name, text in texts:
+            lines = text.split("\n")
+            more = [f"… {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else []
+            shown = [line[:_FIELDS_WIDTH] for line in lines[:_LINES]] + more if text else []
+            fields += [("" if place else name, line) for place, line in enumerate(shown)]
+    table.print_fields(fields)
 
 
 def _fields(check: Check) -> Iterator[tuple[str, str]]:
@@ -43,7 +55,13 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     else:
         fits = ": it" if lr == rate.lr else f"; {rate.lr:g}"
         yield "rate", f"{lr:g}{fits} fits {rate.why}"
-    yield "memory", _memory(check)
+    parts = ", ".join(f"{name} {output.size(size)}" for name, size in check.memory_parts.items())
+    needs = f"needs {output.size(check.memory_needed)}{f' ({parts})' if parts else ''}"
+    if check.memory_available is None:
+        yield "memory", f"{needs}; what the device has is known once a pool is there"
+    else:
+        may = f"of which a pool may take {check.memory_share:.0%}"
+        yield "memory", f"{needs}, {output.size(check.memory_available)} are free, {may}"
     yield "data", ", ".join(_data(check))
     yield "held out", held_out_in_words(check)
     steps = int(trainer.get("steps", 0))
@@ -53,13 +71,13 @@ def _fields(check: Check) -> Iterator[tuple[str, str]]:
     yield "start", start_in_words(check.start)
 
 
-def _memory(check: Check) -> str:
-    parts = ", ".join(f"{name} {output.size(size)}" for name, size in check.memory_parts.items())
-    needs = f"needs {output.size(check.memory_needed)}{f' ({parts})' if parts else ''}"
-    if check.memory_available is None:
-        return f"{needs}; what the device has is known once a pool is there"
-    may = f"of which a pool may take {check.memory_share:.0%}"
-    return f"{needs}, {output.size(check.memory_available)} are free, {may}"
+def held_out_in_words(check: Check) -> str:
+    """Say what is evaluated, and by what."""
+    if not check.held_out:
+        return "none" if check.spec["eval"]["every"] else "none, as eval.every is 0"
+    figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
+    measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
+    return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
 def _data(check: Check) -> Iterator[str]:
@@ -74,15 +92,6 @@ def _data(check: Check) -> Iterator[str]:
         yield f"completions of {_lengths(look.completions)}"
     yield f"{look.cut} cut"
     yield f"{check.left_out} left out as too long"
-
-
-def held_out_in_words(check: Check) -> str:
-    """Say what is evaluated, and by what."""
-    if not check.held_out:
-        return "none" if check.spec["eval"]["every"] else "none, as eval.every is 0"
-    figures = {"the reward of greedy completions": check.eval_scored, "likelihood": check.eval_likely}
-    measured = " and ".join(name for name, holds in figures.items() if holds) or "nothing is measured of them"
-    return f"{check.held_out} problems, every {check.spec['eval']['every']} steps: {measured}"
 
 
 def _lengths(lengths: Lengths) -> str:
@@ -106,16 +115,3 @@ def start_in_words(start: Start) -> str:
     starts = when_in_words(start.starts_at, start.after)
     when = f"{starts}; it waits: " if starts else "not yet: "
     return f"{when}{start.why}{stops}{behind}"
-
-
-def _shown(look: DataLook) -> Iterator[tuple[str, str]]:
-    """Show the first row of training as the model gets it."""
-    yield "row", f"the first of training, whose prompt has {look.prompt_tokens} tokens"
-    kind = f" ({look.answer_type}, and no text, for reward functions of yours)" if look.answer_type else ""
-    texts = [("prompt", look.prompt), ("answer", look.answer + kind), *(("said", text) for text in look.said)]
-    for name, text in texts:
-        lines = text.split("\n")
-        more = [f"… {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else []
-        for line in [line[:_FIELDS_WIDTH] for line in lines[:_LINES]] + more if text else []:
-            yield name, line
-            name = ""

@@ -54,10 +54,34 @@ class Difference(Struct, frozen=True):
 
 
 def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool, as_json: bool) -> None:
-    """Print what two runs have otherwise. every: all steps that both made. Raises NotFound."""
+    """Print what two runs have otherwise. Raises NotFound.
+
+    metrics: which are shown at the steps that both made; None for the usual ones, and the evaluations.
+    every: whether all these steps are shown, and not every so many and the last one.
+    """
     client = Client()
     first, second = (client.show(name) for name in runs)
-    difference = compared((first, second), _points(client, first, second, metrics, every=every))
+    last = min(first.step, second.step)
+    stride = 1 if every else max(1, -(-last // _POINTS))
+    curves = []
+    for run in (first, second):
+        steps = client.steps(run.name, every=stride)
+        steps += client.steps(run.name, after=last - 1, limit=1) if last else []
+        curve: dict[int, dict[str, Any]] = {
+            step.step: {**step.metrics} for step in steps if step.step <= last
+        }
+        for evaluation in client.evals(run.name):
+            if evaluation.step <= last:
+                curve.setdefault(evaluation.step, {}).update(evaluation.figures)
+        curves.append(curve)
+    measured = {name for curve in curves for figures in curve.values() for name in figures}
+    shown = metrics or [*(name for name in _CURVES if name in measured), "eval"]
+    points = [
+        _StepFigures(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in shown})
+        for step in sorted(curves[0].keys() & curves[1].keys())
+    ]
+    points = [point for point in points if any(pair != (None, None) for pair in point.figures.values())]
+    difference = compared((first, second), points)
     if as_json:
         output.print_json(difference)
     else:
@@ -72,15 +96,36 @@ def compared(runs: Sequence[RunDetails], curves: list[_StepFigures]) -> Differen
     specs = [
         flat(run.spec | {"name": None}) | ({"trainer.steps": run.steps} if run.steps else {}) for run in runs
     ]
-    trails = [_trails(run) for run in runs]
+    ways = []  # the keys of the spec that resumes of each run changed; what was rewound is left out
+    for run in runs:
+        trails: dict[str, _Trail] = {}
+        for attempt in run.attempts:
+            begun = attempt.resumed_from or 0
+            before = trails
+            trails = {}
+            for key in dict.fromkeys([*before, *attempt.changed]):
+                trail = before.get(key, [(0, attempt.before.get(key))])
+                value = attempt.changed.get(key, trail[-1][1])
+                kept = [part for part in trail if part[0] < begun]
+                trails[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
+        ways.append(trails)
     values = [
         {key: [(0, value)] for key, value in spec.items()} | own
-        for spec, own in zip(specs, trails, strict=True)
+        for spec, own in zip(specs, ways, strict=True)
     ]
-    on_the_way = {key for trail in trails for key in trail}
+    on_the_way = {key for trails in ways for key in trails}
     changed = {key: each for key, each in _different(*values).items() if key in on_the_way}
     same = [key for key in _alike(*specs) if key not in changed]
-    inputs = _inputs(*runs)
+    beginnings = [run.begun or Beginning() for run in runs]
+    # where the files of data were not hashed for all runs, the digest of its rows stands for them
+    are_hashed = all(any(key.startswith(_DATA) for key in at.inputs) for at in beginnings if at.attempt)
+    inputs = []
+    for run, at in zip(runs, beginnings, strict=True):
+        files = {key: sha256 for key, sha256 in at.inputs.items() if are_hashed or not key.startswith(_DATA)}
+        rows = "" if are_hashed else at.data_sha256
+        reference = run.reference.sha256 if run.reference is not None else ""
+        read = {"data": rows, "model": at.model_sha256, **files, "reference": reference}
+        inputs.append({key: sha256 for key, sha256 in read.items() if sha256})
     software = [run.begun.software if run.begun else {} for run in runs]
     return Difference(
         tuple(run.name for run in runs),
@@ -93,38 +138,6 @@ def compared(runs: Sequence[RunDetails], curves: list[_StepFigures]) -> Differen
     )
 
 
-def _trails(run: RunDetails) -> dict[str, _Trail]:
-    """Find the keys of the spec that resumes of a run changed; what was rewound is left out."""
-    trails: dict[str, _Trail] = {}
-    for attempt in run.attempts:
-        begun = attempt.resumed_from or 0
-        before = trails
-        trails = {}
-        for key in dict.fromkeys([*before, *attempt.changed]):
-            trail = before.get(key, [(0, attempt.before.get(key))])
-            value = attempt.changed.get(key, trail[-1][1])
-            kept = [part for part in trail if part[0] < begun]
-            trails[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
-    return trails
-
-
-def _inputs(*runs: RunDetails) -> list[dict[str, str]]:
-    """Return the digests of the weights and files that the newest attempt of each run read, as far as known.
-
-    Where the files of data were not hashed for all runs, the digest of its rows stands for them.
-    """
-    begun = [run.begun or Beginning() for run in runs]
-    are_hashed = all(any(key.startswith(_DATA) for key in at.inputs) for at in begun if at.attempt)
-    digests = []
-    for run, at in zip(runs, begun, strict=True):
-        files = {key: sha256 for key, sha256 in at.inputs.items() if are_hashed or not key.startswith(_DATA)}
-        rows = "" if are_hashed else at.data_sha256
-        reference = run.reference.sha256 if run.reference is not None else ""
-        read = {"data": rows, "model": at.model_sha256, **files, "reference": reference}
-        digests.append({key: sha256 for key, sha256 in read.items() if sha256})
-    return digests
-
-
 def _different(*parts: Mapping[str, Any]) -> dict[str, _Each]:
     keys = dict.fromkeys(key for part in parts for key in part)
     each = {key: tuple(part.get(key) for part in parts) for key in keys}
@@ -133,38 +146,6 @@ def _different(*parts: Mapping[str, Any]) -> dict[str, _Each]:
 
 def _alike(first: Mapping[str, Any], *others: Mapping[str, Any]) -> list[str]:
     return [key for key in first if all(key in other and other[key] == first[key] for other in others)]
-
-
-def _points(
-    client: Client, first: RunDetails, second: RunDetails, metrics: Sequence[str] | None, *, every: bool
-) -> list[_StepFigures]:
-    """Read the figures of steps that both made: every so many and the last one, and where both were evaluated
-    unless `metrics` names others.
-    """
-    last = min(first.step, second.step)
-    stride = 1 if every else max(1, -(-last // _POINTS))
-    curves = [_figures(client, run.name, stride, last) for run in (first, second)]
-    both = sorted(curves[0].keys() & curves[1].keys())
-    shown = metrics or [
-        *(name for name in _CURVES if any(name in one for curve in curves for one in curve.values())),
-        "eval",
-    ]
-    points = [
-        _StepFigures(step, {name: (curves[0][step].get(name), curves[1][step].get(name)) for name in shown})
-        for step in both
-    ]
-    return [point for point in points if any(pair != (None, None) for pair in point.figures.values())]
-
-
-def _figures(client: Client, run: str, stride: int, last: int) -> dict[int, dict[str, Any]]:
-    """Read metrics and evaluations of every so many steps, up to the last one that both made, by step."""
-    steps = client.steps(run, every=stride)
-    steps += client.steps(run, after=last - 1, limit=1) if last else []
-    by_step: dict[int, dict[str, Any]] = {step.step: {**step.metrics} for step in steps if step.step <= last}
-    for evaluation in client.evals(run):
-        if evaluation.step <= last:
-            by_step.setdefault(evaluation.step, {}).update(evaluation.figures)
-    return by_step
 
 
 def differences(difference: Difference, runs: Sequence[RunDetails]) -> list[tuple[str, ...]]:
@@ -176,12 +157,16 @@ def differences(difference: Difference, runs: Sequence[RunDetails]) -> list[tupl
         ("step", *map(steps_in_words, runs)),
         *([("eval", *evals)] if any(evals) else []),
         *((f"{key}{equal.get(key, '')}", *map(_trail, each)) for key, each in difference.values.items()),
-        *((f"sha256 of {key}", *map(_digest, each)) for key, each in difference.inputs.items()),
+        *(
+            (f"sha256 of {key}", *("-" if sha256 is None else sha256[:_SHA] for sha256 in each))
+            for key, each in difference.inputs.items()
+        ),
         *((f"version of {key}", *map(_value, each)) for key, each in difference.software.items()),
     ]
 
 
 def _show(difference: Difference, first: RunDetails, second: RunDetails) -> None:
+    """Print what differs, the figures at equal steps, what is the same in both, and what nobody kept."""
     texts = [table.Column(name, kind="fold") for name in difference.runs]
     output.print_table((table.Column(""), *texts), differences(difference, (first, second)), empty="")
     if difference.curves:
@@ -196,11 +181,6 @@ def _show(difference: Difference, first: RunDetails, second: RunDetails) -> None
         output.print_table(columns, lines, empty="")
     else:
         output.note("There is no step that both have made.")
-    output.note(_alike_in_words(difference, first, second))
-
-
-def _alike_in_words(difference: Difference, first: RunDetails, second: RunDetails) -> str:
-    """Say what is the same in both, and what nobody kept."""
     same = difference.same["inputs"]
     parts = [f"{len(difference.same['spec'])} keys of the spec"]
     parts += [f"the sha256 of {', '.join(same)}"] if same else []
@@ -209,7 +189,7 @@ def _alike_in_words(difference: Difference, first: RunDetails, second: RunDetail
     waits = [f"{run.name} has not begun to work." for run in (first, second) if run.begun is None]
     old = [run.name for run in (first, second) if run.begun is not None and not run.begun.software]
     unknown = [f"What {' and '.join(old)} ran on was not kept."] if old else []
-    return " ".join([f"The same: {'; '.join(parts)}.", *waits, *unknown])
+    output.note(" ".join([f"The same: {'; '.join(parts)}.", *waits, *unknown]))
 
 
 def _value(value: Any) -> str:
@@ -223,7 +203,3 @@ def _value(value: Any) -> str:
 def _trail(values: Sequence[tuple[int, Any]]) -> str:
     """Write the values that a key had: 0.001, 0.0003 after step 5."""
     return ", ".join(f"{_value(value)}{f' after step {step}' * bool(step)}" for step, value in values)
-
-
-def _digest(sha256: str | None) -> str:
-    return "-" if sha256 is None else sha256[:_SHA]

@@ -157,10 +157,11 @@ def _written(copy: _Copy, target: Path, write: Callable[[Path], dict[str, "FileF
 def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
     """Write `version` added to its base as a whole model into `target`, which is new or empty.
 
-    Raises what `write_merged` does, and Conflict when `target` is not empty or the base's weights are not
-    those that the run was trained on.
+    Raises what `write_merged` does, Conflict when `target` is not empty or the base's weights are not those
+    that the run was trained on, and SpecError for a version that was trained and served on rounded weights.
     """
     from lorad.adapters.peft import read_peft
+    from lorad.models.facts import weights_sha256
     from lorad.models.merged_files import free_of, write_merged
 
     temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
@@ -170,8 +171,18 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
         settings = _settings(temporary)
         base = base_directory(settings)
         run = client.show(exported.version.rpartition("@")[0])
-        _refuse_quantized(run)
-        _refuse_other_base(base, run)
+        if form := (run.spec.get("model") or {}).get("quantize"):
+            raise SpecError(
+                f"{run.name} was trained on its base rounded to {form}: added to the weights as they are in "
+                "its files, the adapter would be another model than the one that was served",
+                hint="Export without --merge, and serve the adapter with model.quantize as in the run.",
+            )
+        trained_on = run.begun.model_sha256 if run.begun is not None else ""
+        if trained_on and weights_sha256(base) != trained_on:  # weights that take the adapter, too
+            raise Conflict(
+                f"the weights of {base} are not those that {run.name} was trained on",
+                hint=f"Put the model back; `lorad verify {run.name}` says more.",
+            )
         text = card(exported, settings, run, _LOAD_MODEL, is_merged=True)
 
         def add_card(directory: Path) -> None:
@@ -193,28 +204,6 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
             "Served beside the base, the adapter loses none of it."
         )
     return Exported(exported.version, str(target), exported.sha256), merged
-
-
-def _refuse_quantized(run: RunDetails) -> None:
-    """Raise SpecError for a version that was trained and served on rounded weights: the files are not so."""
-    if form := (run.spec.get("model") or {}).get("quantize"):
-        raise SpecError(
-            f"{run.name} was trained on its base rounded to {form}: added to the weights as they are in its "
-            "files, the adapter would be another model than the one that was served",
-            hint="Export without --merge, and serve the adapter with model.quantize as in the run.",
-        )
-
-
-def _refuse_other_base(base: Path, run: RunDetails) -> None:
-    """Raise Conflict for other weights than the run's: where the shapes agree, they take the adapter, too."""
-    from lorad.models.facts import weights_sha256
-
-    trained_on = run.begun.model_sha256 if run.begun is not None else ""
-    if trained_on and weights_sha256(base) != trained_on:
-        raise Conflict(
-            f"the weights of {base} are not those that {run.name} was trained on",
-            hint=f"Put the model back; `lorad verify {run.name}` says more.",
-        )
 
 
 def base_directory(settings: Mapping[str, Any]) -> Path:
@@ -248,6 +237,24 @@ def card(
     from yaml import safe_dump
 
     base = str(adapter.get("base_model_name_or_path", ""))
+    trained = {}
+    if run is not None:
+        data = run.spec.get("data") or {}
+        number = exported.version.rpartition("@")[2]
+        results = []
+        for result in run.results:
+            if str(result.version) == number and "score" in result.metrics:
+                results.append(f"{result.data}: {result.metrics['score']:.3f}")
+        held_out = run.eval_last if number == str(run.version) else None
+        train = data.get("train")
+        sources = [train] if isinstance(train, str) else map(str, train or ())
+        names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in sources]
+        trained = {
+            "algorithm": (run.spec.get("algorithm") or {}).get("name"),
+            "trained on": ", ".join(names),  # without the directories of this machine
+            "held-out reward": "" if held_out is None else f"{held_out:.3f}",
+            "evaluated": ", ".join(results),
+        }
     is_hub_id = base.count("/") == 1 and not base.startswith(("/", ".", "~"))
     header = {
         "library_name": "transformers" if is_merged else "peft",
@@ -259,7 +266,7 @@ def card(
         "rank": adapter.get("r"),
         "alpha": adapter.get("lora_alpha"),
         "targets": ", ".join(adapter.get("target_modules") or []),
-        **_of_run(exported, run),
+        **trained,
         "sha256 of the adapter": exported.sha256,
         "made by": f"lorad {__version__}",
     }
@@ -274,28 +281,6 @@ def card(
         f"# {exported.version}\n\n{kind}, trained with lorad.\n\n"
         f"| | |\n|---|---|\n{rows}\n## Loading it\n\n{loading}"
     )
-
-
-def _of_run(exported: Exported, run: RunDetails | None) -> dict[str, Any]:
-    if run is None:
-        return {}
-    algorithm = run.spec.get("algorithm") or {}
-    data = run.spec.get("data") or {}
-    number = exported.version.rpartition("@")[2]
-    results = []
-    for result in run.results:
-        if str(result.version) == number and "score" in result.metrics:
-            results.append(f"{result.data}: {result.metrics['score']:.3f}")
-    held_out = run.eval_last if number == str(run.version) else None
-    train = data.get("train")
-    sources = [train] if isinstance(train, str) else map(str, train or ())
-    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in sources]
-    return {
-        "algorithm": algorithm.get("name"),
-        "trained on": ", ".join(names),  # without the directories of this machine
-        "held-out reward": "" if held_out is None else f"{held_out:.3f}",
-        "evaluated": ", ".join(results),
-    }
 
 
 _LOAD_ADAPTER = """```python

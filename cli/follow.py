@@ -228,7 +228,19 @@ class LiveLine(_SilentRun):
         is_fresh = time.monotonic() - self._stepped_at < _FRESH
         doing = [(run.doing, 0)] if run.doing and not is_fresh else []
         after = [(words, 0) for words in _waits(run)] or [*doing, *self._figures, *eta]
-        line = _fitted_line([*_progress(run), *after], self._live.console.width - _MARGIN)
+        progress = [(f"{run.name} {phase(run)} {steps_in_words(run)}", 0)]
+        if run.steps:
+            done = share(run)
+            bar = int(_BAR * done)
+            progress += [("━" * bar + "─" * (_BAR - bar), 6), (f"{done:.0%}", 4)]
+        parts = [*progress, *after]
+        width = self._live.console.width - _MARGIN
+        # the highest ranks go until the line fits, and rank 0 stays
+        line = "  ".join(text for text, _ in parts)
+        while table.cells(line) > width and (worst := max(rank for _, rank in parts)):
+            parts = [part for part in parts if part[1] != worst]
+            line = "  ".join(text for text, _ in parts)
+        line = table.shortened(line, width)
         self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 
     def say(self, words: str) -> None:
@@ -255,15 +267,6 @@ def _waits(run: Run) -> list[str]:
     """Say when a queued run will start, where that is known, and what it waits for."""
     starts = starts_in_words(run)
     return [words for words in (starts and f"starts {starts}", run.waiting) if words]
-
-
-def _progress(run: Run) -> list[tuple[str, int]]:
-    done = share(run)
-    about = f"{run.name} {phase(run)} {steps_in_words(run)}"
-    if not run.steps:
-        return [(about, 0)]
-    bar = int(_BAR * done)
-    return [(about, 0), ("━" * bar + "─" * (_BAR - bar), 6), (f"{done:.0%}", 4)]
 
 
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
@@ -295,16 +298,6 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
         alone = "" if m.get("updates") else ", alone"
         critic = [(f"critic: explained {explained}, loss {missed}{alone}", 1)]
     return [(reward, 0), (loss, 3), (kl, 5), (speed, 2), *critic, *used, *failed]
-
-
-def _fitted_line(parts: list[tuple[str, int]], width: int) -> str:
-    """Join the parts side by side; the highest ranks go until the line fits, and rank 0 stays."""
-    while True:
-        line = "  ".join(text for text, _ in parts)
-        worst = max(rank for _, rank in parts)
-        if table.cells(line) <= width or not worst:
-            return table.shortened(line, width)
-        parts = [part for part in parts if part[1] != worst]
 
 
 def _evaluation(evaluation: Evaluation) -> str:

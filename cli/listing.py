@@ -43,7 +43,8 @@ def _cell(group: Sequence[Run], column: str) -> str:
         case "name":
             return f"{group[0].sweep} ({len(group)} runs)"
         case "state":
-            return ", ".join(f"{n} {state}" for state, n in Counter(map(_ending, group)).most_common())
+            endings = Counter(run.reason or phase(run) for run in group)
+            return ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
         case "step":
             return f"{sum(run.step for run in group)}/{sum(run.steps for run in group)}"
         case "reward":
@@ -54,7 +55,3 @@ def _cell(group: Sequence[Run], column: str) -> str:
             rates = [run.rates.tokens_per_second for run in group if run.state == "running"]
             return number(sum(filter(None, rates)) or None, 0)
     return together(group, column)
-
-
-def _ending(run: Run) -> str:
-    return run.reason or phase(run)

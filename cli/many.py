@@ -15,7 +15,7 @@ from lorad.client.selected import refuse_everything, selected
 from lorad.client.words import phase
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire
 from lorad.records.runs import Run
-from lorad.selection import Selection
+from lorad.selection import Selection, is_glob
 
 OVER = ("ended", "paused")
 GOOD = (None, "completed", "stopped", "killed")  # reasons for which a run may end
@@ -55,7 +55,8 @@ def only_run(selection: Selection) -> str | None:
     Raises SpecError where nothing was said.
     """
     refuse_everything(selection)
-    return selection.names[0] if selection.is_by_name and len(selection.names) == 1 else None
+    is_alone = len(selection.names) == 1 and selection == Selection(names=selection.names)
+    return selection.names[0] if is_alone and not is_glob(selection.names[0]) else None
 
 
 def on_runs(
@@ -185,18 +186,18 @@ def conclude(verb: BulkVerb, outcomes: Sequence[_BulkOutcome], *, as_json: bool)
     """
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     if as_json:
-        output.print_json([*map(_as_data, outcomes)])
+        answers: list[Any] = [
+            outcome.answer
+            if outcome.error is None
+            else {"name": outcome.name, "error": to_wire(outcome.error)}
+            for outcome in outcomes
+        ]
+        output.print_json(answers)
     elif failed:
         output.note(f"{len(failed)} of {len(outcomes)} failed to {verb.name}.")
     if failed:
         codes = {error.exit_code for error in failed}
         raise typer.Exit(codes.pop() if len(codes) == 1 else 1)
-
-
-def _as_data(outcome: _BulkOutcome) -> Any:
-    if outcome.error is None:
-        return outcome.answer
-    return {"name": outcome.name, "error": to_wire(outcome.error)}
 
 
 def _counted(count: int) -> str:

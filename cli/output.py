@@ -41,11 +41,9 @@ def json_text(data: Any, indent: int | None = None) -> str:
     """
     is_ascii = not takes_all(sys.stdout)
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=is_ascii).split("\n")
-    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in lines)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else json.dumps(character)[1:-1]
+    return "\n".join(
+        "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line) for line in lines
+    )
 
 
 def note_or_json(answer: Any, text: str, *, as_json: bool) -> None:
@@ -77,11 +75,7 @@ def telling(client: "Client", *, quiet: bool) -> "Client":
     """Have a client show on the terminal what the daemon does about its requests while it waits, or hear it
     for nobody: who hears something waits on.
     """
-    return client.telling(_unseen if quiet or not sys.stderr.isatty() else doing)
-
-
-def _unseen(words: str) -> None:
-    """Show nothing."""
+    return client.telling((lambda words: None) if quiet or not sys.stderr.isatty() else doing)
 
 
 def doing(words: str) -> None:

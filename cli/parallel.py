@@ -53,7 +53,11 @@ def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
     for number in reversed(range(len(runs))):  # the best last, on top
         for x, y in _path([axis.places[number] for axis in axes], columns):
             cells[y][x], looks[y][x] = ("━", "1;32") if number == 0 else ("·", "2")
+    head = [" "] * width  # the name of each axis, where there is room
     for axis, column in zip(axes, columns, strict=True):
+        start = max(0, min(column, width - len(axis.name)))
+        if not "".join(head[max(0, start - 1) : start + len(axis.name)]).strip():
+            head[start : start + len(axis.name)] = axis.name
         for row in range(_ROWS):
             cells[row][column] = "│"
             looks[row][column] = ""
@@ -67,17 +71,7 @@ def lines(sweep: Sweep, runs: Sequence[SweepRun], width: int) -> list[str]:
         parts = groupby(list(zip(chars, codes, strict=True))[:end], key=lambda cell: cell[1])
         drawn.append("".join(table.styled("".join(char for char, _ in part), code) for code, part in parts))
     best = f"━ {output.printable(runs[0].name)} is the best"
-    return [_head(axes, columns, width), *drawn, best]
-
-
-def _head(axes: Sequence[_Axis], columns: Sequence[int], width: int) -> str:
-    """Write the name of each axis above it, where there is room."""
-    head = [" "] * width
-    for axis, column in zip(axes, columns, strict=True):
-        start = max(0, min(column, width - len(axis.name)))
-        if not "".join(head[max(0, start - 1) : start + len(axis.name)]).strip():
-            head[start : start + len(axis.name)] = axis.name
-    return "".join(head[:width]).rstrip()
+    return ["".join(head[:width]).rstrip(), *drawn, best]
 
 
 def picture(sweep: Sweep, runs: Sequence[SweepRun]) -> str:

@@ -17,8 +17,20 @@ _HINT = (
 )
 
 
+def dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each key, dotted, with its value; an empty section is a value."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def points_in(name: str) -> list[list[str]]:
-    """Read the overrides of each point. Raises SpecError."""
+    """Read the overrides of each point; an empty cell of a table leaves its key as the spec has it.
+
+    Raises SpecError.
+    """
     path = expanded(name)
     try:
         with path.open("rb") as file:
@@ -29,46 +41,26 @@ def points_in(name: str) -> list[list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{name}: {reason}", hint=_HINT) from None
-    points = _of_csv(text, name) if path.suffix.lower() == ".csv" else _of_yaml(text, name)
+    points = []
+    if path.suffix.lower() == ".csv":
+        rows = csv.reader(io.StringIO(text))
+        header = [key.strip() for key in next(rows, [])]
+        if not all(header):
+            raise SpecError(f"{name}:1: a column has no key", hint=_HINT)
+        for row in filter(any, rows):
+            if len(row) != len(header):
+                place = f"{name}:{rows.line_num}"
+                hint = "Quote a cell that has a comma."
+                raise SpecError(f"{place}: {len(row)} cells under {len(header)} keys", hint=hint)
+            cells = zip(header, map(str.strip, row), strict=True)
+            points.append([f"{key}={cell}" for key, cell in cells if cell])
+    else:
+        node = compose(text, name)
+        listed = None if node is None else plain(node, name)
+        if not isinstance(listed, list) or not all(isinstance(point, dict) and point for point in listed):
+            raise SpecError(f"{name}: not a list of points", hint=_HINT)
+        for point in listed:
+            points.append([f"{key}={json.dumps(v, ensure_ascii=False)}" for key, v in dotted(point)])
     if not points:
         raise SpecError(f"{name}: there is no point in it", hint=_HINT)
     return points
-
-
-def _of_csv(text: str, name: str) -> list[list[str]]:
-    """Read a table; an empty cell leaves its key as the spec has it."""
-    rows = csv.reader(io.StringIO(text))
-    header = [key.strip() for key in next(rows, [])]
-    if not all(header):
-        raise SpecError(f"{name}:1: a column has no key", hint=_HINT)
-    points = []
-    for row in filter(any, rows):
-        if len(row) != len(header):
-            raise SpecError(
-                f"{name}:{rows.line_num}: {len(row)} cells under {len(header)} keys",
-                hint="Quote a cell that has a comma.",
-            )
-        points.append(
-            [f"{key}={cell.strip()}" for key, cell in zip(header, row, strict=True) if cell.strip()]
-        )
-    return points
-
-
-def _of_yaml(text: str, name: str) -> list[list[str]]:
-    node = compose(text, name)
-    data = None if node is None else plain(node, name)
-    if not isinstance(data, list) or not all(isinstance(point, dict) and point for point in data):
-        raise SpecError(f"{name}: not a list of points", hint=_HINT)
-    return [
-        [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _flat(point, "")]
-        for point in data
-    ]
-
-
-def _flat(point: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Name nested keys by dots; an empty mapping is a value."""
-    for key, value in point.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

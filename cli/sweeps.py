@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -45,7 +44,16 @@ def show(sweeps: Sequence[Sweep], *, in_full: bool, as_json: bool, markdown: boo
         for line in table.markdown_lines(_columns(sweeps[0]), _rows(sweeps[0])):
             output.report(line)
     elif not in_full:
-        output.print_table(_SWEEPS, [_sweep_row(sweep) for sweep in sweeps], empty="No sweeps.")
+        rows = []
+        for sweep in sweeps:
+            halves = ""
+            if halving := sweep.halving:
+                halves = f"{'asha, ' * halving.asha}{halving.metric} at {', '.join(map(str, halving.rungs))}"
+            best = next((run.name for run in ranked(sweep)[:1] if not trained_nothing(run)), "")
+            grid = " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items())
+            states = _states_in_words(sweep)
+            rows.append((sweep.sweep, states, halves, best, output.age(sweep.created_at), grid))
+        output.print_table(_SWEEPS, rows, empty="No sweeps.")
     else:
         (sweep,) = sweeps
         output.print_table(_columns(sweep), _rows(sweep), empty="Its runs were removed.")
@@ -53,8 +61,8 @@ def show(sweeps: Sequence[Sweep], *, in_full: bool, as_json: bool, markdown: boo
             print()
             rungs = []
             for rung in sweep.rungs:
-                best = output.number(_best_of(sweep, rung, rung.scores))
-                rungs.append((f"step {rung.step}", best, ", ".join(rung.kept), ", ".join(rung.stopped)))
+                score = output.number(_best_of(sweep, rung, rung.scores))
+                rungs.append((f"step {rung.step}", score, ", ".join(rung.kept), ", ".join(rung.stopped)))
             output.print_table(_RUNGS, rungs, empty="")
         if (width := table.terminal_width()) is not None:
             picture = parallel.lines(sweep, ranked(sweep), width)
@@ -65,21 +73,6 @@ def write_svg(sweep: Sweep, path: Path) -> None:
     """Write the picture of a sweep: a line for each run through its values and its score."""
     path.write_text(parallel.picture(sweep, ranked(sweep)))
     output.note(f"Written to {path}.")
-
-
-def _sweep_row(sweep: Sweep) -> tuple[Any, ...]:
-    halving = sweep.halving
-    best = [run for run in ranked(sweep)[:1] if not trained_nothing(run)]
-    return (
-        sweep.sweep,
-        _states_in_words(sweep),
-        ""
-        if halving is None
-        else f"{'asha, ' * halving.asha}{halving.metric} at {', '.join(map(str, halving.rungs))}",
-        best[0].name if best else "",
-        output.age(sweep.created_at),
-        " ".join(f"{key}={','.join(values)}" for key, values in sweep.grid.items()),
-    )
 
 
 def summary(sweep: Sweep) -> str:

@@ -116,33 +116,19 @@ def _laid_out(
     def room() -> int:
         return width + _GAP - sum(least.get(place, needs[place]) + _GAP for place in (*kept, *least))
 
-    def rank(place: int) -> tuple[bool, int]:
-        return not filled[place] and columns[place].drop > 0, columns[place].drop
-
     if room() < 0 and not single:
         needs[kept[0]] = min(needs[kept[0]], max(_NAME_LEAST, width // 3))
-    while room() < 0 and columns[last := max((*kept, *least), key=rank)].drop:
+    # the columns that go first when there is no room
+    order = {place: (not filled[place] and head.drop > 0, head.drop) for place, head in enumerate(columns)}
+    while room() < 0 and columns[last := max((*kept, *least), key=order.__getitem__)].drop:
         if last in kept:
             kept.remove(last)
         else:
             least.pop(last)
     needs[kept[0]] = max(needs[kept[0]] + min(room(), 0), min(needs[kept[0]], _FIRST_LEAST))
-    return _with_texts(columns, needs, kept, list(least) if single else texts, width, single=single)
-
-
-def _with_texts(
-    columns: Sequence[Column],
-    needs: list[int],
-    kept: list[int],
-    texts: list[int],
-    width: int,
-    *,
-    single: bool,
-) -> _Layout:
-    """Add text columns beside the exact ones as long as there is room."""
     free = width - sum(needs[place] + _GAP for place in kept) + _GAP
     below = []
-    for place in texts:
+    for place in least if single else texts:  # beside the exact ones as long as there is room
         if single:
             needs[place] = max(min(needs[place], free - _GAP), 0)
         if needs[place] + _GAP <= free:

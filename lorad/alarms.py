@@ -16,7 +16,7 @@ from lorad.client.words import idleness, trained_nothing
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
-from lorad.records.runs import Run, Signals
+from lorad.records.runs import Run
 
 _Level = Literal["bad", "look"]
 
@@ -88,7 +88,11 @@ def alarms(
     at = time.time() if now is None else now
     raised: list[Alarm] = []
     if status is not None:
-        raised += [Alarm(level, kind, "daemon", "", says) for level, kind, says in _of_daemon(status, limits)]
+        raised += [Alarm("bad", "daemon", "daemon", "", " ".join(says.split())) for says in status.troubles]
+        free = status.disk.free if status.disk else None
+        if free is not None and limits.disk is not None and free < limits.disk:
+            says = f"{free / _GIB:.1f} GiB free where runs are: versions and checkpoints need room"
+            raised.append(Alarm("bad", "disk", "daemon", "", says))
     for run in runs:
         more = f"; `lorad why {run.name}` says more"
         raised += [
@@ -96,11 +100,20 @@ def alarms(
             for level, kind, says in _of_run(run, limits, at)
         ]
     for pool in pools:
-        raised += [Alarm(level, kind, "pool", pool.pool, says) for level, kind, says in _of_pool(pool)]
-    for device in devices:
-        raised += [
-            Alarm(level, kind, "device", device.device, says) for level, kind, says in _of_device(device)
-        ]
+        for part, about in (("engine", pool.engine), ("trainer", pool.trainer)):
+            if about.alive is False:
+                detail = " ".join(str(about.detail or "").split())
+                says = f"its {part} {about.name} is gone" + (f": {detail}" if detail else "")
+                raised.append(Alarm("bad", part, "pool", pool.pool, says))
+    for device in devices:  # memory that others fill
+        total = _number(device.memory_total)
+        used = _number(device.memory_used)
+        others = [process for process in device.processes if not process.ours]
+        if total and used is not None and used >= _FULL * total and others:
+            users = ", ".join(sorted({str(process.user or "unknown user") for process in others}))
+            size = sum(_number(process.memory) or 0.0 for process in others) / _GIB
+            says = f"{used / total:.0%} is used, {size:.1f} GiB by others ({users})"
+            raised.append(Alarm("look", "memory", "device", device.device, says))
     return sorted(raised, key=order)
 
 
@@ -112,14 +125,33 @@ def order(alarm: Alarm) -> tuple[str, int]:
 def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:
     """What is wrong with how it goes, while it does; for a while, that its end was none."""
     if run.state == "running":
-        yield from _of_numbers(run)
-        yield from _of_signals(run.signals, limits)
-        yield from _of_pace(run, limits, now)
-        yield from _of_preferences(run)
+        yield from _of_signals(run, limits)
+        step = _number(run.signals.at) or 0.0
+        begun = _number(run.signals.begun) or _number(run.started_at) or 0.0
+        since = max(step, begun)
+        if limits.stall is not None and since and not run.signals.on_request:
+            is_first = step < begun
+            took = _number(run.rates.step_seconds) or 0.0
+            quiet = now - since
+            if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):
+                lasting = f"{quiet / 60:.0f} min" if quiet < 2 * _HOUR else f"{quiet / _HOUR:.1f} h"
+                yield "bad", "stall", f"no step for {lasting}{' since it began' if is_first else ''}"
+        pairs = _number(run.signals.pair_accuracy) or 0.0
+        first = _number(run.eval_first)
+        last = _number(run.eval_last)
+        if pairs > _TOLD_APART and first is not None and last is not None and last < _WORSE * first:
+            fall = f"the eval fell from {first:.3g} to {last:.3g}"
+            hint = "algorithm.preference.nll or a lower trainer.lr keeps what is sampled"
+            yield "bad", "chosen", f"{fall} though {pairs:.0%} of the pairs are the right way round: {hint}"
         yield from _of_idleness(run)
     elif run.state == "ended":
-        yield from _of_end(run, now)
-        if now - (_number(run.ended_at) or 0.0) < 24 * _HOUR:
+        age = now - (_number(run.ended_at) or 0.0)
+        detail = " ".join(run.detail.split())
+        if run.reason == "attestation_failed" and age < 24 * _HOUR:
+            yield "bad", "attestation", f"ended: {detail or 'its attestation failed'}"
+        elif run.reason in ("failed", "lost") and age < _HOUR:
+            yield "bad", "ended", f"{run.reason}" + (f": {detail}" if detail else "")
+        if age < 24 * _HOUR:
             yield from _of_idleness(run)
 
 
@@ -129,34 +161,14 @@ def _of_idleness(run: Run) -> _Found:
         yield ("bad" if trained_nothing(run) else "look"), "idle", words
 
 
-def _of_pace(run: Run, limits: AlarmLimits, now: float) -> _Found:
-    signals = run.signals
-    step = _number(signals.at)
-    begun = _number(signals.begun) or _number(run.started_at)
-    since = max(step or 0.0, begun or 0.0)
-    if limits.stall is None or not since or signals.on_request:
-        return
-    is_first = (step or 0.0) < (begun or 0.0)
-    took = _number(run.rates.step_seconds) or 0.0
-    quiet = now - since
-    if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):
-        took_long = f"{quiet / 60:.0f} min" if quiet < 2 * _HOUR else f"{quiet / _HOUR:.1f} h"
-        yield "bad", "stall", f"no step for {took_long}" + (" since it began" if is_first else "")
-
-
-def _of_numbers(run: Run) -> _Found:
-    """What is no number is an alarm, whatever the limit."""
-    broken = set(run.signals.not_finite)
-    values = {**asdict(run.signals), "reward": run.reward}
-    broken |= {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
-    if broken:
+def _of_signals(run: Run, limits: AlarmLimits) -> _Found:
+    """What was measured; what is no number is an alarm, whatever the limit."""
+    signals = asdict(run.signals)
+    measured = {**signals, "reward": run.reward}
+    infinite = {key for key, one in measured.items() if isinstance(one, float) and not math.isfinite(one)}
+    if broken := infinite.union(run.signals.not_finite):
         yield "bad", "not-finite", f"{', '.join(sorted(broken))}: NaN or infinite at step {run.step}"
-
-
-def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
-    value = {
-        key: number for key, signal in asdict(signals).items() if (number := _number(signal)) is not None
-    }
+    value = {key: number for key, signal in signals.items() if (number := _number(signal)) is not None}
     for key, level, kind, says in MEASURED:
         limit = getattr(limits, key)
         if (
@@ -170,61 +182,8 @@ def _of_signals(signals: Signals, limits: AlarmLimits) -> _Found:
     if value.get("skipped_updates", 0.0) > 0:
         count = f"{value['skipped_updates']:.0f} updates of the last step"
         yield "bad", "not-finite", f"{count} were skipped: loss or gradient was NaN or infinite"
-    if signals.attested == "inconclusive":
+    if run.signals.attested == "inconclusive":
         yield "look", "attestation", "the attestation of the current version is inconclusive"
-
-
-def _of_preferences(run: Run) -> _Found:
-    """Pairs that are told apart while what is sampled gets worse."""
-    pairs = _number(run.signals.pair_accuracy)
-    first = _number(run.eval_first)
-    last = _number(run.eval_last)
-    if pairs is None or first is None or last is None:
-        return
-    if pairs > _TOLD_APART and last < _WORSE * first:
-        yield (
-            "bad",
-            "chosen",
-            f"the eval fell from {first:.3g} to {last:.3g} though {pairs:.0%} of the pairs are the right way "
-            "round: algorithm.preference.nll or a lower trainer.lr keeps what is sampled",
-        )
-
-
-def _of_end(run: Run, now: float) -> _Found:
-    if run.reason not in ("attestation_failed", "failed", "lost"):
-        return
-    age = now - (_number(run.ended_at) or 0.0)
-    detail = " ".join(run.detail.split())
-    if run.reason == "attestation_failed" and age < 24 * _HOUR:
-        yield "bad", "attestation", f"ended: {detail or 'its attestation failed'}"
-    elif run.reason in ("failed", "lost") and age < _HOUR:
-        yield "bad", "ended", f"{run.reason}" + (f": {detail}" if detail else "")
-
-
-def _of_pool(pool: Pool) -> _Found:
-    for part, about in (("engine", pool.engine), ("trainer", pool.trainer)):
-        if about.alive is False:
-            detail = " ".join(str(about.detail or "").split())
-            yield "bad", part, f"its {part} {about.name} is gone" + (f": {detail}" if detail else "")
-
-
-def _of_device(device: Device) -> _Found:
-    """Memory that others fill."""
-    total = _number(device.memory_total)
-    used = _number(device.memory_used)
-    others = [one for one in device.processes if not one.ours]
-    if total and used is not None and used >= _FULL * total and others:
-        users = ", ".join(sorted({str(one.user or "unknown user") for one in others}))
-        size = sum(_number(one.memory) or 0.0 for one in others)
-        yield "look", "memory", f"{used / total:.0%} is used, {size / _GIB:.1f} GiB by others ({users})"
-
-
-def _of_daemon(status: Status, limits: AlarmLimits) -> _Found:
-    for trouble in status.troubles:
-        yield "bad", "daemon", " ".join(trouble.split())
-    free = status.disk.free if status.disk else None
-    if free is not None and limits.disk is not None and free < limits.disk:
-        yield "bad", "disk", f"{free / _GIB:.1f} GiB free where runs are: versions and checkpoints need room"
 
 
 def _number(value: Any) -> float | None:

@@ -50,11 +50,6 @@ class Selection(Struct, frozen=True, omit_defaults=True):
     def is_everything(self) -> bool:
         return self == Selection()
 
-    @property
-    def is_by_name(self) -> bool:
-        """Say whether names alone choose the runs, none of them a glob."""
-        return bool(self.names) and self == Selection(names=self.names) and not any(map(is_glob, self.names))
-
     def checked(self, me: str) -> "Selection":
         """Put the name of who asks in the place of `me`. Raises SpecError for a state that no run has."""
         for state in self.state:

@@ -244,11 +244,11 @@ def restricted(status: Status) -> str | None:
     return None if status.caller.admin else status.caller.user
 
 
+@dataclass(eq=False)
 class Pauses:
     """Makes a pause after each `asking` that is PAUSE times as long."""
 
-    def __init__(self) -> None:
-        self._free = 0.0
+    _free: float = 0.0
 
     @property
     def is_due(self) -> bool:

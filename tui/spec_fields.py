@@ -90,7 +90,13 @@ def usual() -> Iterator[str]:
 def entry(key: str) -> Entry:
     """Return the form's field for a key of the spec; for an unknown key it is plain text."""
     section, _, label = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
-    kind, owner = _declared(key)
+    kind: Any = Spec
+    owner: type[msgspec.Struct] | None = None  # the part of the spec that declares it
+    for name in key.split("."):
+        is_part = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if is_part else {}
+        owner = kind if name in fields else None
+        kind = fields.get(name, str)
     default = DEFAULTS.get(key)
     values = get_args(kind) if get_origin(kind) is Literal else ()
     choices = ("true", "false") if kind is bool else tuple(map(str, values))
@@ -109,16 +115,3 @@ def entry(key: str) -> Entry:
         choices,
         is_text and not choices,
     )
-
-
-def _declared(key: str) -> tuple[Any, type[msgspec.Struct] | None]:
-    """Return the type of a key, and the part of the spec that declares it."""
-    part: Any = Spec
-    *sections, last = key.split(".")
-    for section in sections:
-        fields = {field.name: field.type for field in msgspec.structs.fields(part)}
-        part = fields.get(section)
-        if not (isinstance(part, type) and issubclass(part, msgspec.Struct)):
-            return str, None
-    declared = {field.name: field.type for field in msgspec.structs.fields(part)}
-    return (declared[last], part) if last in declared else (str, None)

@@ -109,19 +109,18 @@ def lines(after: Flat, before: Flat | None = None) -> list[SpecLine]:
                 result.append(SpecLine(".".join(inside[: depth + 1]), f"{'  ' * depth}{section}:"))
         sections = inside
         head = f"{'  ' * len(inside)}{_scalar(last)}"
-        result.append(_line(key, head, after, after if before is None else before))
+        base = after if before is None else before
+        text = f"{head}: {value_text(after[key] if key in after else base[key])}"
+        if key not in after:
+            line = SpecLine(key, text, GONE)
+        elif key not in base:
+            line = SpecLine(key, text, ADDED, "" if DEFAULTS.get(key) is None else value_text(DEFAULTS[key]))
+        elif base[key] != after[key]:
+            line = SpecLine(key, text, OTHER, value_text(base[key]))
+        else:
+            line = SpecLine(key, text)
+        result.append(line)
     return result
-
-
-def _line(key: str, head: str, after: Flat, before: Flat) -> SpecLine:
-    if key not in after:
-        return SpecLine(key, f"{head}: {value_text(before[key])}", GONE)
-    text = f"{head}: {value_text(after[key])}"
-    if key not in before:
-        return SpecLine(key, text, ADDED, "" if DEFAULTS.get(key) is None else value_text(DEFAULTS[key]))
-    if before[key] != after[key]:
-        return SpecLine(key, text, OTHER, value_text(before[key]))
-    return SpecLine(key, text)
 
 
 # -- values --------------------------------------------------------------------------------------------------

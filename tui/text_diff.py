@@ -47,8 +47,13 @@ def lines(before: str, after: str) -> list[_Passage]:
 
 def _spans(old: Sequence[str], new: Sequence[str]) -> Iterator[_Span]:
     """Yield the spans in order, none empty; in a change, what is gone comes first."""
+    most = min(len(old), len(new))
+    head = next((i for i in range(most) if old[i] != new[i]), most)
+    tail = next((i for i in range(most - head) if old[-1 - i] != new[-1 - i]), most - head)
+    middle = _common(old[head : len(old) - tail], new[head : len(new) - tail])
+    matches = [(0, 0, head), *((head + x, head + y, length) for x, y, length in middle)]
     a = b = 0
-    for x, y, length in _matches(old, new):
+    for x, y, length in (*matches, (len(old) - tail, len(new) - tail, tail)):
         if x > a:
             yield GONE, a, x
         if y > b:
@@ -57,22 +62,6 @@ def _spans(old: Sequence[str], new: Sequence[str]) -> Iterator[_Span]:
             yield SAME, y, y + length
         a = x + length
         b = y + length
-
-
-def _matches(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield the stretches that both have, as places in `old` and `new` and a length; the last one is empty,
-    at the ends.
-    """
-    most = min(len(old), len(new))
-    head = next((i for i in range(most) if old[i] != new[i]), most)
-    tail = next((i for i in range(most - head) if old[-1 - i] != new[-1 - i]), most - head)
-    if head:
-        yield 0, 0, head
-    middle = _common(old[head : len(old) - tail], new[head : len(new) - tail])
-    yield from ((head + x, head + y, length) for x, y, length in middle)
-    if tail:
-        yield len(old) - tail, len(new) - tail, tail
-    yield len(old), len(new), 0
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int]]:

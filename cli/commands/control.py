@@ -162,6 +162,18 @@ def rm(
     `lorad rm --state failed --older 7d`.
     """
     client = Client()
+    if name := many.only_run(meant):
+        data = client.show(name)
+        if data.state not in many.OVER:
+            hint = f"`lorad kill {name}` ends it at once, `lorad stop {name}` after this step."
+            raise Conflict(f"{name} is {phase(data)}: only a run that is over can be deleted", hint=hint)
+        if not yes and not sys.stdin.isatty():
+            raise Conflict(f"{name} is deleted only with --yes when nobody can be asked")
+        if not yes:
+            question = output.printable(f"Delete {name} and everything in {data.directory}?")
+            typer.confirm(question, abort=True, err=True)
+        output.note_or_json(client.remove(name), f"{name} is deleted.", as_json=as_json)
+        return
     verb = many.BulkVerb(
         "delete",
         client.remove,
@@ -169,23 +181,5 @@ def rm(
         "Delete {} with all versions, checkpoints, samples and logs?",
         lambda run: run.state in many.OVER,
     )
-    if name := many.only_run(meant):
-        _remove_one(client, name, yes=yes, as_json=as_json)
-        return
     outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=as_json)
     many.conclude(verb, outcomes, as_json=as_json)
-
-
-def _remove_one(client: Client, name: str, *, yes: bool, as_json: bool) -> None:
-    data = client.show(name)
-    if data.state not in many.OVER:
-        hint = f"`lorad kill {name}` ends it at once, `lorad stop {name}` after this step."
-        raise Conflict(f"{name} is {phase(data)}: only a run that is over can be deleted", hint=hint)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise Conflict(f"{name} is deleted only with --yes when nobody can be asked")
-        typer.confirm(
-            output.printable(f"Delete {name} and everything in {data.directory}?"), abort=True, err=True
-        )
-    answer = client.remove(name)
-    output.note_or_json(answer, f"{name} is deleted.", as_json=as_json)

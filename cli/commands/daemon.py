@@ -24,7 +24,6 @@ from lorad.client.launch import start as launch
 from lorad.client.systemd import remove_unit, tell_systemd, unit_of, write_unit
 from lorad.client.transport import PROTOCOL
 from lorad.errors import Conflict, DaemonUnreachable, NotAllowed
-from lorad.records.daemon import StayingPool
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop, status of the daemon.")
 
@@ -70,22 +69,14 @@ def stop(
     for name in answer.ended:
         output.note(f"Pool {name} ended.")
     for pool in answer.staying:
-        output.note(_stays(pool))
-
-
-def _stays(pool: StayingPool) -> str:
-    """Say why a pool is still up, and for how long."""
-    if pool.runs:
-        runs = ", ".join(pool.runs)
-        return f"Pool {pool.pool} stays up while {runs} works, then {output.duration(pool.seconds)}."
-    if pool.serves:
-        served = ", ".join(pool.serves)
-        return (
-            f"Pool {pool.pool} stays up while the gateway serves {served}; `lorad daemon stop --pools` "
-            "ends it."
-        )
-    left = output.duration(pool.seconds)
-    return f"Pool {pool.pool} is idle and ends in {left}; `lorad daemon stop --pools` ends it."
+        left = output.duration(pool.seconds)
+        says = f"is idle and ends in {left}; `lorad daemon stop --pools` ends it"
+        if pool.runs:
+            says = f"stays up while {', '.join(pool.runs)} works, then {left}"
+        elif pool.serves:
+            served = ", ".join(pool.serves)
+            says = f"stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it"
+        output.note(f"Pool {pool.pool} {says}.")
 
 
 @app.command()

@@ -117,8 +117,23 @@ def _show(seen: _Look, watch: bool) -> None:
         name, _, *figures, _, _ = device_row(device)
         others = "; ".join(part for part in (set_aside(device), *strangers(device)) if part)
         devices.append([name, *figures, others])
+    pools = [
+        (
+            pool.pool,
+            pool.state,
+            (os.path.basename(pool.model) or pool.model) + (f" on {on_nodes(pool)}" if pool.nodes else ""),
+            runs_in(pool.tenants),
+            ", ".join(dict.fromkeys(run.phase for run in pool.runs if run.phase != "idle")) or "idle",
+            versions_in(pool),
+            number(pool.engine_tokens_per_second, 0),
+            number(pool.trainer_tokens_per_second, 0),
+            size(pool.memory_bytes),
+            duration(pool.idle_seconds),
+        )
+        for pool in seen.pools
+    ]
     below: list[tuple[Columns, Sequence[Sequence[object]]]] = [
-        (_POOLS, [_pool_row(pool) for pool in seen.pools]),
+        (_POOLS, pools),
         (_DEVICES, devices),
         (_ALARMS, raised),
     ]
@@ -147,22 +162,6 @@ def _show(seen: _Look, watch: bool) -> None:
     sys.stdout.flush()
 
 
-def _pool_row(pool: Pool) -> Sequence[object]:
-    phases = [run.phase for run in pool.runs if run.phase != "idle"]
-    return (
-        pool.pool,
-        pool.state,
-        (os.path.basename(pool.model) or pool.model) + (f" on {on_nodes(pool)}" if pool.nodes else ""),
-        runs_in(pool.tenants),
-        ", ".join(dict.fromkeys(phases)) or "idle",
-        versions_in(pool),
-        number(pool.engine_tokens_per_second, 0),
-        number(pool.trainer_tokens_per_second, 0),
-        size(pool.memory_bytes),
-        duration(pool.idle_seconds),
-    )
-
-
 def tui(
     readonly: Annotated[bool, typer.Option("--readonly", help="Only look: every action is refused.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="In a browser: prints a URL for you alone.")] = False,
@@ -173,9 +172,18 @@ def tui(
     """Watch and control runs in the terminal, or (--serve) in a browser."""
     if port is not None and not serve:
         raise typer.BadParameter("it needs --serve", param_hint="--port")
-    if not serve and "TEXTUAL_DRIVER" not in os.environ and (why := _lacking()):
-        hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
-        raise SpecError(f"lorad tui needs a terminal, and {why}", hint=hint)
+    if not serve and "TEXTUAL_DRIVER" not in os.environ:
+        lack = ""
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            lack = "its input or output is not one"
+        elif (kind := os.environ.get("TERM", "")) in ("dumb", "unknown"):
+            lack = f"TERM={kind} says that this one cannot move its cursor"
+        elif not takes_all(sys.__stderr__):
+            characters = f"its locale ({sys.stderr.encoding}) lacks the characters that are drawn with"
+            lack = f"{characters}: try LC_ALL=C.UTF-8"
+        if lack:
+            hint = "`lorad top` prints the same as text, and `lorad tui --serve` shows it in a browser."
+            raise SpecError(f"lorad tui needs a terminal, and {lack}", hint=hint)
     client = connected()
     if serve:
         from lorad.tui.web.server import serve as serve_browsers
@@ -192,19 +200,6 @@ def tui(
 
         screens = LoradApp(client, readonly=readonly, config=config)
     screens.run()
-
-
-def _lacking() -> str:
-    """Say what keeps the terminal from showing the screens; "" where nothing does."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return "its input or output is not one"
-    if (kind := os.environ.get("TERM", "")) in ("dumb", "unknown"):
-        return f"TERM={kind} says that this one cannot move its cursor"
-    if not takes_all(sys.__stderr__):
-        return (
-            f"its locale ({sys.stderr.encoding}) lacks the characters that are drawn with: try LC_ALL=C.UTF-8"
-        )
-    return ""
 
 
 @contextlib.contextmanager

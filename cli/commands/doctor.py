@@ -1,5 +1,6 @@
 """The command `lorad doctor`: checks this machine and this home."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -111,20 +112,6 @@ def _show_repaired(done: Repaired, ended: list[Orphan], as_json: bool) -> None:
 
 
 def _everything(home: Home) -> Iterator[InterpreterFinding]:
-    gpus = _gpus()
-    yield from _machine()
-    yield gpus
-    yield from _home_checks(home)
-    yield from _config(home)
-    yield from runtime_checks(home, "cuda:0" if gpus.facts.get("uuids") else "cpu")
-    yield from _daemon(home)
-    if home.shared_by is None:  # else they are for its admins
-        yield from database_checks(home)
-        yield from orphan_checks(home)
-    yield from _logout(home)
-
-
-def _machine() -> Iterator[InterpreterFinding]:
     version = platform.python_version()
     yield InterpreterFinding(
         "python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14."
@@ -134,19 +121,30 @@ def _machine() -> Iterator[InterpreterFinding]:
             yield InterpreterFinding(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield InterpreterFinding(package, False, "not installed", f"pip install {package}")
-
-
-def _gpus() -> InterpreterFinding:
-    """Name the GPUs that runs are placed on, as the daemon finds them. facts: their UUIDs."""
+    gpus = []  # that runs are placed on, as the daemon finds them
     try:
         gpus = visible_gpus()
     except SpecError as error:
-        return InterpreterFinding("gpus", False, error.message, error.hint)
-    named = [f"{gpu.label}, {size(gpu.memory)}" for gpu in gpus] or ["none: runs use the CPU"]
-    left = [f"not GPU {gpu.number}, which is split into slices (MIG)" for gpu in all_gpus() if gpu.is_split]
-    return InterpreterFinding(
-        "gpus", True, "; ".join(named + left), facts={"uuids": [gpu.uuid for gpu in gpus]}
-    )
+        yield InterpreterFinding("gpus", False, error.message, error.hint)
+    else:
+        named = [f"{gpu.label}, {size(gpu.memory)}" for gpu in gpus] or ["none: runs use the CPU"]
+        split = [gpu.number for gpu in all_gpus() if gpu.is_split]
+        left = [f"not GPU {number}, which is split into slices (MIG)" for number in split]
+        facts = {"uuids": [gpu.uuid for gpu in gpus]}
+        yield InterpreterFinding("gpus", True, "; ".join(named + left), facts=facts)
+    yield from _home_checks(home)
+    yield from _config(home)
+    yield from runtime_checks(home, "cuda:0" if gpus else "cpu")
+    yield from _daemon(home)
+    if home.shared_by is None:  # else they are for its admins
+        yield from database_checks(home)
+        yield from orphan_checks(home)
+    # what a logout would end: what is running now, or without a daemon what this shell would start
+    pids = {"lorad": os.getpid()}
+    with contextlib.suppress(LoradError):
+        pids = {"the daemon": Client(home).status().pid}
+        pids |= {f"pool {pool.pool}": pool.pid for pool in Client(home).pools() if pool.pid}
+    yield logout_check(own_name(), pids, uid=os.getuid())
 
 
 def _home_checks(home: Home) -> Iterator[InterpreterFinding]:
@@ -159,7 +157,9 @@ def _home_checks(home: Home) -> Iterator[InterpreterFinding]:
     needed = os.W_OK | os.X_OK if owner is None else os.X_OK
     detail = str(home.root) if owner is None else f"{home.root}, shared by a daemon of user {owner}"
     yield InterpreterFinding("home", existing.is_dir() and os.access(existing, needed), detail, _WRITABLE)
-    kind = _filesystem(existing)
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [(mount, kind) for mount, kind in mounts if existing.is_relative_to(mount)]
+    _, kind = max(holding, key=lambda mounted: len(mounted[0]), default=("", "unknown"))
     local = kind not in _NETWORK_FILESYSTEMS
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
     yield InterpreterFinding("filesystem", local, kind, hint)
@@ -206,27 +206,3 @@ def _daemon(home: Home) -> Iterator[InterpreterFinding]:
         yield InterpreterFinding(
             "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
         )
-
-
-def _logout(home: Home) -> Iterator[InterpreterFinding]:
-    """Check what a logout would end: what is running now, or without a daemon what this shell would start."""
-    pids = {"lorad": os.getpid()}
-    try:
-        pids = {"the daemon": Client(home).status().pid}
-        pids |= {f"pool {pool.pool}": pool.pid for pool in Client(home).pools() if pool.pid}
-    except LoradError:
-        pass
-    yield logout_check(own_name(), pids, uid=os.getuid())
-
-
-def _filesystem(path: Path) -> str:
-    """Return the type of the filesystem that holds a path."""
-    best = ""
-    kind = "unknown"
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, name, *_ = line.split()
-        inside = str(path) == mount or str(path).startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) > len(best):
-            best = mount
-            kind = name
-    return kind

@@ -3,7 +3,7 @@ and recorded episodes again against fresh environments.
 """
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,7 +22,7 @@ from lorad.client.evaluate import Grading, graded
 from lorad.client.overrides import from_here
 from lorad.client.spec_file import read_spec
 from lorad.envs.child import EpisodeAnswer
-from lorad.envs.host import EnvironmentHost, Heard
+from lorad.envs.host import EnvironmentHost
 from lorad.envs.programs import is_program
 from lorad.envs.protocol import Turn, shown
 from lorad.errors import Conflict, SpecError
@@ -257,7 +257,7 @@ def replay(
 
 
 def _differences(host: EnvironmentHost, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """Yield the first difference of each episode that has one."""
+    """Play each turn again, and yield the first difference of each episode that has one."""
     played = [
         (s, heard, answer)
         for s, (heard, answer) in zip(samples, host.begin([s.task for s in samples if s.task]), strict=True)
@@ -266,7 +266,21 @@ def _differences(host: EnvironmentHost, samples: Sequence[Sample]) -> Iterator[d
     scored = {heard.number for _, heard, answer in played if answer.scores_at_limit}
     number = 0
     while live:
-        answers = _again(host, live, number, scored)
+        for sample, heard in live:
+            turn = sample.turns[number]
+            heard.turns.append(Turn(turn.text, turn.finish, turn.calls))
+        answers = host.answers([heard for _, heard in live])
+        limited = [  # asked what they earn where a limit ends them
+            place
+            for place, (sample, heard) in enumerate(live)
+            if heard.number in scored and sample.end in LIMITS and number == len(sample.turns) - 1
+        ]
+        for place in limited:
+            live[place][1].at_limit = True
+        for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
+            answer = answers[place]
+            reward = answer.reward + earned.reward
+            answers[place] = replace(answer, reward=reward, error=answer.error or earned.error)
         left = []
         for (sample, heard), answer in zip(live, answers, strict=True):
             if why := _difference(sample, number, answer):
@@ -280,29 +294,6 @@ def _differences(host: EnvironmentHost, samples: Sequence[Sample]) -> Iterator[d
                 left.append((sample, heard))
         live = left
         number += 1
-
-
-def _again(
-    host: EnvironmentHost, live: Sequence[tuple[Sample, Heard]], number: int, scored: Collection[int]
-) -> list[EpisodeAnswer]:
-    """Play a turn of each again. scored: episodes that are asked what they earn where a limit ends them."""
-    for sample, heard in live:
-        said = sample.turns[number]
-        heard.turns.append(Turn(said.text, said.finish, said.calls))
-    answers = host.answers([heard for _, heard in live])
-    limited = [
-        place
-        for place, (sample, heard) in enumerate(live)
-        if heard.number in scored and sample.end in LIMITS and number == len(sample.turns) - 1
-    ]
-    for place in limited:
-        live[place][1].at_limit = True
-    for place, earned in zip(limited, host.answers([live[place][1] for place in limited]), strict=True):
-        answer = answers[place]
-        reward = answer.reward + earned.reward
-        error = answer.error or earned.error
-        answers[place] = replace(answer, reward=reward, error=error)
-    return answers
 
 
 def _difference(sample: Sample, number: int, answer: EpisodeAnswer) -> str:

@@ -137,8 +137,15 @@ def _list_all_boxes(listing: _Listing, clear: str, *, as_json: bool) -> None:
 
 def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run], int]:
     """Read what to list, and how many runs were left out of it: -1 for some. whole: without a usual limit."""
-    if listing.queue:
-        return _read_queue(client, listing)
+    if listing.queue:  # the runs that wait, in the order of the queue unless another one was asked for
+        keys = keys_of(listing.columns)
+        waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
+        if not listing.sort:
+            waiting.sort(
+                key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at)
+            )
+        complete = _filled(client, waiting[: listing.limit], listing.columns)
+        return complete, -1 if listing.limit and len(waiting) > listing.limit else 0
     usual = 0 if listing.everything or whole or listing.fold else _SHOWN
     if listing.selection.is_everything and not (listing.columns or listing.sort or listing.limit):
         runs = client.list(all=listing.everything, limit=usual and usual + 1)
@@ -165,16 +172,6 @@ def _filled(client: Client, runs: list[Run], columns: Sequence[str]) -> list[Run
     devices = devices_of(client.pools()) if "device" in columns else {}
     costs = costs_of(client.bill()) if "cost" in columns else {}
     return [filled(run, devices, costs) for run in runs]
-
-
-def _read_queue(client: Client, listing: _Listing) -> tuple[list[Run], int]:
-    """Read the runs that wait, in the order of the queue unless another one was asked for."""
-    keys = keys_of(listing.columns)
-    waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
-    if not listing.sort:
-        waiting.sort(key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at))
-    complete = _filled(client, waiting[: listing.limit], listing.columns)
-    return complete, -1 if listing.limit and len(waiting) > listing.limit else 0
 
 
 def _show(runs: Sequence[Run], listing: _Listing, more: int) -> None:

@@ -85,17 +85,23 @@ def logs(
     With --grep, --level, --since or --node the whole log is read, and -n counts lines that fit.
     """
     client = Client()
-    _refuse_contradiction(run, of, every=every, attempt=attempt, node=node)
+    if every and (run is None or of is not None or attempt is not None):
+        hint = "`lorad logs RUN --all`, without --of and --attempt."
+        raise SpecError("--all shows all logs of one run", hint=hint)
+    if node is not None and (run is None or of is None):
+        hint = f"`lorad logs RUN --of trainer --node {node}`."
+        raise SpecError("--node chooses lines of one log of a run", hint=hint)
+    name = of or "driver"
+    if (name in _WITHOUT_RUN) == (run is not None):
+        hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
+        raise SpecError(f"--of {name} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
     age = seconds_in("--since", since)
     sought = wish(grep, level, age, node, time.time())
     if (every and run is not None) or sought:
-        log = None if every else of or "driver"
+        log = None if every else name
         _by_lines(client, run, log, attempt, lines, sought, follow=follow, as_json=as_json)
         return
-
-    def read(offset: int) -> LogPart:
-        return _read(client, run, of or "driver", attempt or 0, offset)
-
+    read = partial(_read, client, run, name, attempt or 0)
     part = _end(read, lines)
     if as_json:
         output.print_json(part)
@@ -107,22 +113,6 @@ def logs(
             return
         time.sleep(0 if part.text else _PERIOD)
         part = read(part.offset)
-
-
-def _refuse_contradiction(
-    run: str | None, of: str | None, *, every: bool, attempt: int | None, node: str | None
-) -> None:
-    """Raises SpecError."""
-    if every and (run is None or of is not None or attempt is not None):
-        hint = "`lorad logs RUN --all`, without --of and --attempt."
-        raise SpecError("--all shows all logs of one run", hint=hint)
-    if node is not None and (run is None or of is None):
-        hint = f"`lorad logs RUN --of trainer --node {node}`."
-        raise SpecError("--node chooses lines of one log of a run", hint=hint)
-    of = of or "driver"
-    if (of in _WITHOUT_RUN) == (run is not None):
-        hint = "`lorad logs RUN` for a run's, `lorad logs --of daemon` or `--of gateway` without one."
-        raise SpecError(f"--of {of} {'belongs to no run' if run else 'needs the name of a run'}", hint=hint)
 
 
 def _is_over(client: Client, run: str, attempt: int | None) -> bool:
@@ -259,6 +249,7 @@ def _tell_timeless(logs: dict[str, _Log], *, is_one: bool) -> None:
 
 
 def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -> LogPart:
+    """Read a part of a log, without a daemon as this user may read it. Raises NotFound, OSError."""
     if run is not None:
         return client.logs(run, of=of, attempt=attempt, offset=offset)
     try:
@@ -266,11 +257,7 @@ def _read(client: Client, run: str | None, of: str, attempt: int, offset: int) -
     except DaemonUnreachable:  # when its log is wanted most
         if not isinstance(client.where, Home):
             raise
-        return _part_of(client.where, of, offset)
-
-
-def _part_of(home: Home, of: str, offset: int) -> LogPart:
-    """Read a part of a log as this user may read it. Raises NotFound, OSError."""
+        home = client.where
     lives = sorted((home.gateway / "attempts").glob("[0-9]*/log"))
     paths = [home.daemon_log] if of == "daemon" else lives
     if not paths or not paths[-1].exists():

@@ -30,7 +30,18 @@ def metrics(
     One row a step, with the evaluation at that step as `eval`, and `eval/NAME` of a set; steps that a resume
     took back are left out. A metric that was not measured is empty, one that was not finite is nan.
     """
-    rows = _rows(Client(), run)
+    client = Client()
+    by_step: dict[int, _Row] = {}
+    after = 0
+    while page := client.steps(run, after=after, limit=_PAGE):
+        for step in page:
+            values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
+            by_step[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
+        after = page[-1].step
+    for evaluation in client.evals(run):
+        row = by_step.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
+        row |= {name: v for name, v in evaluation.figures.items() if name.startswith("eval")}
+    rows = [by_step[step] for step in sorted(by_step)]
     if parquet is None and not as_csv and not as_json:
         _print_summary(rows)
         return
@@ -79,33 +90,17 @@ def log_metrics(
     from lorad.box.paths import Home, RunDir, default_home
     from lorad.loggers.export import chosen, write_all
 
-    choice = chosen(to, place, dict(map(_setting, settings or [])))
+    values = {}
+    for text in settings or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError(f"--set {text}: it is KEY=VALUE", hint="For example --set project=lorad.")
+        values[key] = value
+    choice = chosen(to, place, values)
     home = Home(default_home())
     files = home.root if home.shared_by is None else Path("~/lorad").expanduser()
     write_all(RunDir(Path(Client().show(run).directory)), choice, files)
     output.note(f"All of {run} is in {to}.")
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise SpecError(f"--set {text}: it is KEY=VALUE", hint="For example --set project=lorad.")
-    return key, value
-
-
-def _rows(client: Client, run: str) -> list[_Row]:
-    """Read a row for each step, in order."""
-    rows: dict[int, _Row] = {}
-    after = 0
-    while page := client.steps(run, after=after, limit=_PAGE):
-        for step in page:
-            values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
-            rows[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
-        after = page[-1].step
-    for evaluation in client.evals(run):
-        row = rows.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
-        row |= {name: v for name, v in evaluation.figures.items() if name.startswith("eval")}
-    return [rows[step] for step in sorted(rows)]
 
 
 def _columns(rows: list[_Row]) -> list[str]:

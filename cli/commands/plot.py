@@ -136,13 +136,24 @@ def _histograms(
 ) -> None:
     """Count samples of a step of each run, and print or write what `plot --histogram` shows.
 
-    Raises SpecError for a metric that is no amount of samples, NotFound for one that no sample has.
+    Raises SpecError for a metric that is no amount of samples, NotFound for one that no sample has, and where
+    the only run has no samples.
     """
-    for metric in metrics:
-        if metric not in AMOUNTS and not metric.startswith("reward/"):
-            hint = f"--histogram takes {', '.join(AMOUNTS)}, and reward/NAME for a component."
-            raise SpecError(f"samples have no {metric}", hint=hint)
-    samples = _samples_of(client, runs, step)
+    if unknown := [name for name in metrics if name not in AMOUNTS and not name.startswith("reward/")]:
+        hint = f"--histogram takes {', '.join(AMOUNTS)}, and reward/NAME for a component."
+        raise SpecError(f"samples have no {unknown[0]}", hint=hint)
+    samples = {}
+    for run in runs:
+        rows = list[Sample]()
+        try:
+            rows = client.samples(run.name, step=step, limit=_ALL, brief=True)
+        except NotFound:
+            if len(runs) == 1:
+                raise
+        if rows:
+            samples[run.name] = rows
+        else:
+            output.note(f"No samples of {run.name}.")
     if not samples:
         return
     charts = {metric: spreads(samples, metric) for metric in dict.fromkeys(metrics)}
@@ -164,26 +175,9 @@ def _histograms(
         print(*(line for counted in charts.values() for line in _bars(counted, width)), sep="\n")
 
 
-def _samples_of(client: Client, runs: Sequence[Run], step: int | None) -> dict[str, list[Sample]]:
-    """Read a step's samples of each run, and say which has none. Raises NotFound where there is no other."""
-    samples = {}
-    for run in runs:
-        rows = []
-        try:
-            rows = client.samples(run.name, step=step, limit=_ALL, brief=True)
-        except NotFound:
-            if len(runs) == 1:
-                raise
-        if rows:
-            samples[run.name] = rows
-        else:
-            output.note(f"No samples of {run.name}.")
-    return samples
-
-
 def _bars(counted: Sequence[AmountSpread], width: int) -> list[str]:
     """Draw a histogram: a bar for each bin and run, as long as its share of the run's samples."""
-    from lorad.tui.curves.bars import range_of, title_of
+    from lorad.tui.curves.bars import title_of
 
     is_alone = len(counted) == 1
     heads = [] if is_alone else [title_of(counted[0].metric)]
@@ -198,7 +192,10 @@ def _bars(counted: Sequence[AmountSpread], width: int) -> list[str]:
             f"{run}: {title_of(spread.metric)}, {words}" if is_alone else f"{LETTERS[place]} {run}: {words}"
         )
         heads.append(head if is_alone else table.styled(head, _color(f"run{place}")))
-    ranges = [range_of(part) for part in counted[0].bins]
+    ranges = [
+        f"{part.low:.6g}" if part.low == part.high else f"{part.low:.6g} to {part.high:.6g}"
+        for part in counted[0].bins
+    ]
     counts = len(str(max(part.count for spread in counted for part in spread.bins)))
     wide = max(map(len, ranges))
     room = max(width - wide - counts - (3 if is_alone else 5), 1)
@@ -319,7 +316,8 @@ def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: CurveLook) 
     """Draw the charts of the TUI's curves, as wide as the terminal, with a legend where there are several
     runs.
     """
-    from lorad.tui.curves.drawing import dashes
+    from lorad.tui.curves.axes import short, x_text
+    from lorad.tui.curves.drawing import BEST, dashes, draw
 
     legend = [
         table.styled(f"{LETTERS[place]} {dashes(place)} {output.printable(run)}", _color(f"run{place}"))
@@ -328,34 +326,30 @@ def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: CurveLook) 
     width, lines = shutil.get_terminal_size(_SIZE)
     height = (lines - _AROUND + 1 - len(legend)) // len(metrics) - 1
     size = max(width, _NARROWEST), min(max(height, _LOWEST), _TALLEST)
-    charts = [line for metric in metrics for line in _chart(metric, tracks, look, size)]
-    return "\n".join([*charts, *legend])
-
-
-def _chart(metric: str, tracks: Mapping[str, Track], look: CurveLook, size: tuple[int, int]) -> list[str]:
-    from lorad.tui.curves.axes import short, x_text
-    from lorad.tui.curves.drawing import BEST, draw
-
     first, last = extent(tracks.values(), look.x) or (0, 0)
-    drawn, flags = plot(metric, [*tracks.values()], look, first, last)
     only = f"{output.printable(*tracks)}: " if len(tracks) == 1 else ""
-    bests = [
-        f"{BEST} {LETTERS[place] + ' ' if not only else ''}{short(10.0**y if look.log else y)}"
-        f" at {x_text(look.x, x)}"
-        for x, y, place in reversed(drawn.best)
-    ]
-    soft = f"ema {look.smooth:g}" if look.smooth else ""
-    about = "; ".join(part for part in (soft, flags, *bests) if part)
-    title = f"{only}{names(metric)[1]}, {_BY[look.x]}" + (f"; {about}" if about else "")
-    picture = draw(drawn, *size)
-    if picture is None:
-        return [title, "nothing to draw"]
-    lines = [title]
-    for chars, looks in zip(picture.chars, picture.looks, strict=True):
-        end = len("".join(chars).rstrip())
-        parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
-        lines.append("".join(table.styled("".join(c for c, _ in cells), color) for color, cells in parts))
-    return lines
+    printed = []
+    for metric in metrics:
+        drawn, flags = plot(metric, [*tracks.values()], look, first, last)
+        bests = [
+            f"{BEST} {LETTERS[place] + ' ' if not only else ''}{short(10.0**y if look.log else y)}"
+            f" at {x_text(look.x, x)}"
+            for x, y, place in reversed(drawn.best)
+        ]
+        soft = f"ema {look.smooth:g}" if look.smooth else ""
+        about = "; ".join(part for part in (soft, flags, *bests) if part)
+        printed.append(f"{only}{names(metric)[1]}, {_BY[look.x]}" + (f"; {about}" if about else ""))
+        picture = draw(drawn, *size)
+        if picture is None:
+            printed.append("nothing to draw")
+            continue
+        for chars, looks in zip(picture.chars, picture.looks, strict=True):
+            end = len("".join(chars).rstrip())
+            parts = groupby(zip(chars[:end], looks[:end], strict=True), key=lambda cell: _color(cell[1]))
+            printed.append(
+                "".join(table.styled("".join(c for c, _ in cells), color) for color, cells in parts)
+            )
+    return "\n".join([*printed, *legend])
 
 
 def _color(look: str) -> str:

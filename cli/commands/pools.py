@@ -14,7 +14,7 @@ from lorad.client import launch, words
 from lorad.client.client import Client
 from lorad.errors import SpecError
 from lorad.records.devices import Device
-from lorad.records.pools import NodeStatus, Pool, PoolEngine
+from lorad.records.pools import Pool, PoolEngine
 from lorad.records.requests import ReserveRequest
 from lorad.selection import seconds_in
 
@@ -93,7 +93,21 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json(rows)
         return
-    output.print_table(_POOLS, [_pool_row(row) for row in rows], empty="No pools.")
+    cells = [
+        (
+            row.pool,
+            row.state,
+            row.model,
+            on_nodes(row) or runs_in(row.devices) or row.device,
+            row.threads,
+            runs_in(row.tenants),
+            versions_in(row),
+            output.size(row.memory_bytes),
+            output.duration(row.idle_seconds),
+        )
+        for row in rows
+    ]
+    output.print_table(_POOLS, cells, empty="No pools.")
     for row in rows:
         if row.waiting:
             output.note(f"{row.pool} {row.waiting}")
@@ -130,20 +144,6 @@ def stop(
         time.sleep(0.1)
     says = "has ended, and its devices are free" if wait else f"is {row.state}"
     output.note_or_json(row, f"Pool {pool} {says}.", as_json=as_json)
-
-
-def _pool_row(pool: Pool) -> tuple[object, ...]:
-    return (
-        pool.pool,
-        pool.state,
-        pool.model,
-        on_nodes(pool) or runs_in(pool.devices) or pool.device,
-        pool.threads,
-        runs_in(pool.tenants),
-        versions_in(pool),
-        output.size(pool.memory_bytes),
-        output.duration(pool.idle_seconds),
-    )
 
 
 def on_nodes(pool: Pool) -> str:
@@ -257,7 +257,20 @@ def reserve(
     if lasting is not None and until is not None:
         raise SpecError("--for and --until contradict each other", hint="Give one of the two.")
     seconds = seconds_in("--for", lasting)
-    request = ReserveRequest(seconds, _time_to_come(until), why, now)
+    end = None
+    if until is not None:
+        present = datetime.now()
+        try:
+            if re.fullmatch(r"\d{1,2}:\d{2}", until):  # the next one of that name
+                clock = datetime.strptime(until, "%H:%M").time()
+                today = datetime.combine(present.date(), clock)
+                end = (today if today > present else today + timedelta(days=1)).timestamp()
+            else:
+                end = datetime.fromisoformat(until).timestamp()
+        except (ValueError, OverflowError):
+            hint = "Give a time of day (18:00), a day (2026-11-30), or both (2026-11-30T18:00)."
+            raise SpecError(f"--until {until} is no time", hint=hint) from None
+    request = ReserveRequest(seconds, end, why, now)
     row = launch.connected().reserve(device, request)
     if as_json:
         output.print_json(row)
@@ -277,22 +290,6 @@ def release(device: _Device, as_json: AsJson = False) -> None:
     """Let lorad use a device again that was reserved."""
     row = launch.connected().release(device)
     output.note_or_json(row, f"{row.device} is lorad's again.", as_json=as_json)
-
-
-def _time_to_come(text: str | None) -> float | None:
-    """Read a time of day, the next one of that name, or a day or time of the calendar. Raises SpecError."""
-    if text is None:
-        return None
-    now = datetime.now()
-    try:
-        if re.fullmatch(r"\d{1,2}:\d{2}", text):
-            clock = datetime.strptime(text, "%H:%M").time()
-            today = datetime.combine(now.date(), clock)
-            return (today if today > now else today + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        hint = "Give a time of day (18:00), a day (2026-11-30), or both (2026-11-30T18:00)."
-        raise SpecError(f"--until {text} is no time", hint=hint) from None
 
 
 def device_row(row: Device) -> tuple[str, ...]:
@@ -348,23 +345,23 @@ def nodes(
         else:
             if watch:
                 print("\x1b[H\x1b[2J", end="")
-            output.print_table(_NODES, [_node_row(node) for node in rows], empty=_NO_NODES)
+            cells = [
+                (
+                    node.node,
+                    node.state,
+                    str(node.count) if node.count else "cpu" if node.devices else "",
+                    str(node.free) if node.count else "",
+                    ", ".join(node.agents),
+                    output.age(node.seen_at),
+                    ", ".join(base.rstrip("/").rpartition("/")[2] for base in reversed(node.bases)),
+                    node.says,
+                )
+                for node in rows
+            ]
+            output.print_table(_NODES, cells, empty=_NO_NODES)
             for pool in client.pools():
                 if pool.waiting:
                     output.note(f"{pool.pool} {pool.waiting}")
         if not watch:
             return
         time.sleep(_LOOK_SECONDS)
-
-
-def _node_row(node: NodeStatus) -> tuple[str, ...]:
-    return (
-        node.node,
-        node.state,
-        str(node.count) if node.count else "cpu" if node.devices else "",
-        str(node.free) if node.count else "",
-        ", ".join(node.agents),
-        output.age(node.seen_at),
-        ", ".join(base.rstrip("/").rpartition("/")[2] for base in reversed(node.bases)),
-        node.says,
-    )

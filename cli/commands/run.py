@@ -83,7 +83,14 @@ def run(
         is_text = isinstance(value, str) and not value.startswith("[")
         if value is not None:
             from_flags.append(f"{key}={json.dumps(value, ensure_ascii=False) if is_text else value}")
-    request = _request(spec, [*(overrides or []), *from_flags], tag or [], name, suffix, replace)
+    text, source, cwd = read_spec(spec)
+    changed = from_here([*(overrides or []), *from_flags])
+    if tag:  # beside those that the spec has
+        from lorad.spec.text import load_spec  # slow, and rarely needed
+
+        own = load_spec(text, source=source, overrides=changed).tags
+        changed.append(f"tags={json.dumps([*dict.fromkeys([*own, *tag])])}")
+    request = RunRequest(text, source, str(cwd), changed, name, suffix, replace)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     if dry_run:
         said(client.check(request), as_json=as_json)
@@ -99,20 +106,6 @@ def run(
             _note_state(client, started)
         return
     follow(client, started.name, as_json=as_json, quiet=quiet, until=_until(detach))
-
-
-def _request(
-    spec: str, overrides: list[str], tags: list[str], name: str | None, suffix: bool, replace: bool
-) -> RunRequest:
-    """Read the spec; tags are added to those that it has."""
-    text, source, cwd = read_spec(spec)
-    changed = from_here(overrides)
-    if tags:
-        from lorad.spec.text import load_spec  # slow, and rarely needed
-
-        own = load_spec(text, source=source, overrides=changed).tags
-        changed.append(f"tags={json.dumps([*dict.fromkeys([*own, *tags])])}")
-    return RunRequest(text, source, str(cwd), changed, name, suffix, replace)
 
 
 def _ask_to_replace(client: Client, request: RunRequest) -> None:
@@ -211,7 +204,11 @@ def resume(
         many.conclude(verb, outcomes, as_json=as_json)
         return
     if wait or not (detach or as_json):
-        _await_stop(client, name, as_json=as_json)
+        run = client.show(name)
+        if run.state == "stopping":
+            output.note(f"{name} is still {phase(run)}: it is resumed after that.")
+            if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
+                raise typer.Exit(130)  # the user interrupted that
     resumed = continued(name)
     if (detach or as_json) and not wait:
         output.note_or_json(resumed, f"{name} is {phase(resumed)}.", as_json=as_json)
@@ -222,16 +219,6 @@ def resume(
 def _until(detach: bool) -> Sequence[str]:
     """Return the states at which a command that waits is done."""
     return WORKING if detach else many.OVER
-
-
-def _await_stop(client: Client, name: str, *, as_json: bool) -> None:
-    """Wait for a run that is still pausing or stopping. Raises typer.Exit where the user interrupts that."""
-    run = client.show(name)
-    if run.state != "stopping":
-        return
-    output.note(f"{name} is still {phase(run)}: it is resumed after that.")
-    if watched(client, name, as_json=as_json, does="stops, and is not resumed") is None:
-        raise typer.Exit(130)
 
 
 def fork(

@@ -19,7 +19,6 @@ from lorad.errors import NotFound, SpecError
 from lorad.files import expanded
 from lorad.records.measured import Result
 from lorad.records.requests import AdapterRequest, Sampling
-from lorad.records.versions import StoppedServing
 
 
 def serve(
@@ -71,7 +70,15 @@ def serve(
     Each adapter is a run in `lorad list`, imported, whose versions are what was given under its name.
     """
     if stop:
-        stopped = _stopped_serving(Client(), model)
+        client = Client()
+        try:
+            stopped = client.stop_serving(model)
+        except NotFound:  # by its directory: the daemon knows whole paths only
+            path = expanded(model)
+            base = path if path.is_dir() else downloaded(model, models_of(client.home))
+            if base is None:
+                raise
+            stopped = client.stop_serving(str(base.resolve()))
         output.note_or_json(stopped, f"{', '.join(stopped.runs)}: not kept warm any more.", as_json=as_json)
         return
     client = output.telling(launch.connected(), quiet=quiet or as_json)
@@ -92,18 +99,6 @@ def serve(
     if named:
         output.note("`lorad list` shows each adapter as a run of its name that was imported, without steps.")
     output.tell_address(served, str(served.aliases[0].alias))
-
-
-def _stopped_serving(client: Client, model: str) -> StoppedServing:
-    """Stop serving a name, a model as it was given, or its directory: the daemon knows whole paths only."""
-    try:
-        return client.stop_serving(model)
-    except NotFound:
-        path = expanded(model)
-        directory = path if path.is_dir() else downloaded(model, models_of(client.home))
-        if directory is None:
-            raise
-        return client.stop_serving(str(directory.resolve()))
 
 
 def generate(

@@ -31,6 +31,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a small spec; every key that it leaves out has a default."""
+    from lorad.rl.sources import SUFFIXES  # slow
+
     if template not in TEMPLATES:
         templates = "; ".join(f"{choice.name}: {choice.says}" for choice in TEMPLATES.values())
         raise SpecError(f"there is no template {template}", hint=f"There are {templates}.")
@@ -38,19 +40,13 @@ def init(
         raise Conflict(f"{file} exists", hint="Choose another name, or --force.")
     file.write_text(TEMPLATES[template].filled(str(file), model=model, data=data))
     note(f"Wrote {file}. Start it with `lorad run {file}`.")
-    _note_absent(model or "", data or "")
-
-
-def _note_absent(model: str, data: str) -> None:
-    """Warn of a directory of the model and a file of rows that are not there."""
-    from lorad.rl.sources import SUFFIXES  # slow
-
+    model = model or ""
     is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
     if model in MODELS and not expanded(model).is_dir():
         note(f"`lorad models get {model}` downloads the model, where it is not there yet.")
     elif model and is_path and not model.startswith("builtin:") and not expanded(model).is_dir():
         note(f"warning: there is no directory {model}; one of the hub is ORG/NAME")
-    if Path(data).suffix in SUFFIXES and not expanded(data).exists():
+    if Path(data or "").suffix in SUFFIXES and not expanded(data or "").exists():
         note(f"warning: there is no file {data} yet")
 
 
@@ -155,8 +151,31 @@ def test(
 
     Exit code 1 where one did not take it.
     """
-    receivers, cwd, facts = _of_config() if run is None else _of_run(run)
-    results = [_tried(run or "", number, to, cwd, facts) for number, to in enumerate(receivers)]
+    from lorad.box.config import config_of
+    from lorad.box.paths import Home, default_home
+    from lorad.notify.deliver import deliver
+    from lorad.notify.outbox import trial
+    from lorad.notify.table import Undelivered
+
+    if run is not None:
+        receivers, cwd, facts = _of_run(run)
+    else:
+        home = Home(default_home())
+        receivers = config_of(home).notify
+        cwd = str(Path.cwd())
+        facts = {}
+        if not receivers:
+            hint = "docs/notify.md shows how, or name a run."
+            raise NotFound(f"{home.config} names nobody in notify", hint=hint)
+    results = []
+    for number, to in enumerate(receivers):
+        delivery = trial(run or "", number, to, cwd, facts)
+        error = ""
+        try:
+            asyncio.run(deliver(delivery))
+        except Undelivered as undelivered:
+            error = str(undelivered)
+        results.append({"to": to.title, "id": delivery.message.id, "error": error})
     if as_json:
         output.print_json(results)
     else:
@@ -164,31 +183,6 @@ def test(
             output.report(f"{result['to']}: {result['error'] or 'delivered'}")
     if any(result["error"] for result in results):
         raise typer.Exit(1)
-
-
-def _tried(run: str, number: int, to: Notify, cwd: str, facts: dict[str, Any]) -> dict[str, str]:
-    from lorad.notify.deliver import deliver
-    from lorad.notify.outbox import trial
-    from lorad.notify.table import Undelivered
-
-    delivery = trial(run, number, to, cwd, facts)
-    error = ""
-    try:
-        asyncio.run(deliver(delivery))
-    except Undelivered as undelivered:
-        error = str(undelivered)
-    return {"to": to.title, "id": delivery.message.id, "error": error}
-
-
-def _of_config() -> tuple[list[Notify], str, dict[str, Any]]:
-    """Return the receivers of config.yaml. Raises NotFound where it names nobody."""
-    from lorad.box.config import config_of
-    from lorad.box.paths import Home, default_home
-
-    home = Home(default_home())
-    if receivers := config_of(home).notify:
-        return receivers, str(Path.cwd()), {}
-    raise NotFound(f"{home.config} names nobody in notify", hint="docs/notify.md shows how, or name a run.")
 
 
 def _of_run(name: str) -> tuple[list[Notify], str, dict[str, Any]]:

@@ -14,7 +14,6 @@ from lorad.cli.options import AsJson, Versions, Yes
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 from lorad.files import expanded
-from lorad.records.measured import Result
 from lorad.records.versions import Version
 from lorad.selection import Selection, is_glob
 
@@ -52,7 +51,13 @@ def adapters(
     if as_json:
         output.print_json(versions)
         return
-    results = {v.sha256: ", ".join(map(_in_words, v.results[-_SHOWN:])) for v in versions}
+    results = {
+        v.sha256: ", ".join(
+            f"{result.data} {output.number(next(iter(result.metrics.values()), None)) or '-'}"
+            for result in v.results[-_SHOWN:]
+        )
+        for v in versions
+    }
     has_results = any(results.values())
     rows = [
         (
@@ -72,10 +77,6 @@ def adapters(
     ]
     evals = [table.Column("evals", 2)] if has_results else []
     output.print_table((*_VERSIONS[:-2], *evals, *_VERSIONS[-2:]), rows, empty="No versions yet.")
-
-
-def _in_words(result: Result) -> str:
-    return f"{result.data} {output.number(next(iter(result.metrics.values()), None)) or '-'}"
 
 
 def export(
@@ -185,29 +186,23 @@ def _change(
         row = verb.does(versions[0])
         output.note_or_json(row, verb.says(row), as_json=as_json)
         return
-    names = [*dict.fromkeys(name for given in versions for name in _meant(client, given, fits))]
+    names: list[str] = []
+    for typed in versions:  # with globs it means runs before the `@`, and numbers after it
+        name, at, number = typed.partition("@")
+        runs = [run.name for run in client.select(Selection(names=[name]))] if is_glob(name) else [name]
+        if not runs:
+            raise NotFound(f"no run is named like {name}", hint="`lorad list --all` shows every run.")
+        if not is_glob(number):
+            names += [f"{run}{at}{number}" for run in runs]
+            continue
+        all_versions = [version for run in runs for version in client.adapters(run)]
+        alike = [version for version in all_versions if fnmatchcase(str(version.version), number)]
+        if not alike:
+            raise NotFound(f"no version is named like {typed}", hint="`lorad adapters` shows what there is.")
+        names += [f"{v.run}@{v.version}" for v in alike if v.path and fits(v)]
+    names = [*dict.fromkeys(names)]
     if not names:
         output.note(f"There is nothing to {verb.name}.")
     else:
         many.ask(verb, f"{len(names)} version{'s' if len(names) > 1 else ''}", [[n] for n in names], yes=yes)
     many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
-
-
-def _meant(client: Client, typed: str, fits: Callable[[Version], bool]) -> list[str]:
-    """Find the versions that a name with globs means: the runs before the `@`, and the numbers after it.
-
-    Raises NotFound where no run or no version is named so.
-    """
-    if not is_glob(typed):
-        return [typed]
-    name, at, number = typed.partition("@")
-    runs = [run.name for run in client.select(Selection(names=[name]))] if is_glob(name) else [name]
-    if not runs:
-        raise NotFound(f"no run is named like {name}", hint="`lorad list --all` shows every run.")
-    if not is_glob(number):
-        return [f"{run}{at}{number}" for run in runs]
-    all_versions = [version for run in runs for version in client.adapters(run)]
-    alike = [version for version in all_versions if fnmatchcase(str(version.version), number)]
-    if not alike:
-        raise NotFound(f"no version is named like {typed}", hint="`lorad adapters` shows what there is.")
-    return [f"{version.run}@{version.version}" for version in alike if version.path and fits(version)]

@@ -29,22 +29,17 @@ def cluster_checks(home: Home, nodes: int | None) -> Iterator[InterpreterFinding
     yield InterpreterFinding(
         "cluster", True, f"kind {cluster.kind}, {count} node{'' if count == 1 else 's'} are asked for"
     )
+    bases: dict[str, None] = {}  # of pools of this home that have been on the cluster
+    for path in sorted(home.pools.glob("*/pool.json")):
+        try:
+            pool = json.loads(path.read_bytes())
+            bases |= {str(pool["model_path"]): None} if pool.get("nodes") else {}
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue
     asked = {
         "setup": setup,
         "devices": {node.host: node.devices for node in cluster.nodes},
         "interpreters": {str(one.python): name for name, one in config.backends.items() if one.python},
-        "bases": _bases(home),
+        "bases": [*bases][:_BASES],
     }
     yield from probed(home, ["lorad.grants.probe", msgspec.json.encode(asked).decode()])
-
-
-def _bases(home: Home) -> list[str]:
-    """List the base models of pools of this home that have been on the cluster."""
-    bases: dict[str, None] = {}
-    for path in sorted(home.pools.glob("*/pool.json")):
-        try:
-            setup = json.loads(path.read_bytes())
-            bases |= {str(setup["model_path"]): None} if setup.get("nodes") else {}
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
-    return [*bases][:_BASES]

@@ -36,43 +36,33 @@ def trainer_checks(home: Home, kind: str) -> Iterator[InterpreterFinding]:
 
 
 def probed(home: Home, module: Sequence[str]) -> Iterator[InterpreterFinding]:
-    """Run a module that prints findings, with its arguments."""
+    """Run a module that prints findings, with its arguments; its notes go to the person at once."""
     command = [sys.executable, "-m", *module]
     environment = os.environ | {"LORAD_HOME": str(home.root), "OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, through `_stop`
+        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, from here
             command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, start_new_session=True
         ) as process,
     ):
         try:
-            yield from _findings(process)
+            assert process.stdout is not None
+            for text in process.stdout:
+                line = msgspec.json.decode(text, type=_ProbeLine)
+                if line.check is not None:
+                    yield line.check
+                else:
+                    note(f"      {line.note}")
             process.wait()
-        finally:
-            _stop(process)
+        finally:  # it ends with everything that it started, the server included
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
         if process.returncode:
             errors.seek(0)
             tail = errors.read().decode(errors="replace").strip().splitlines()
             detail = f"the probe exited with {process.returncode}: {tail[-1] if tail else 'it said nothing'}"
             yield InterpreterFinding("probe", False, detail, f"To see more: {' '.join(command)}")
-
-
-def _findings(process: subprocess.Popen[bytes]) -> Iterator[InterpreterFinding]:
-    """Yield the findings of the probe; its notes go to the person at once."""
-    assert process.stdout is not None
-    for text in process.stdout:
-        line = msgspec.json.decode(text, type=_ProbeLine)
-        if line.check is not None:
-            yield line.check
-        else:
-            note(f"      {line.note}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the probe with everything it started, the server included."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()

@@ -3,6 +3,7 @@
 What logind is set to do, and in which part of systemd they live.
 """
 
+import contextlib
 import os
 import pwd
 from collections.abc import Iterator, Mapping
@@ -35,9 +36,20 @@ def logout_check(
     """Check processes of `user`, by name. root: directory of the files that are looked at."""
     if not (root / "run/systemd/system").is_dir():
         return InterpreterFinding("logout", True, "no systemd here: a logout ends nothing")
-    kills = _kills_processes(root, user)
+    settings = read_settings(root)
+    # as systemd comes; most distributions turn it off
+    kills = settings.get("KillUserProcesses", _LogoutSetting("yes", ""))
+    spared = settings.get("KillExcludeUsers", _LogoutSetting("root", "")).value.split()
+    meant = settings.get("KillOnlyUsers", _LogoutSetting("", "")).value.split()
+    is_killing = kills.value.lower() in _YES and user not in spared and (not meant or user in meant)
     is_lingering = has_linger(root, user)
-    places = {name: _cgroup_of(root, pid) for name, pid in pids.items()}
+    places = {}  # cgroups in systemd's hierarchy; "" for one that cannot be read
+    for name, pid in pids.items():
+        lines = list[str]()
+        with contextlib.suppress(OSError):
+            lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
+        systemds = (line for line in lines if line.startswith("0::") or ":name=systemd:" in line)
+        places[name] = next((line.partition("::")[2] or line.rpartition(":")[2] for line in systemds), "")
     in_session = (
         [name for name, place in places.items() if "/session-" in place] if places else ["what is started"]
     )
@@ -46,7 +58,7 @@ def logout_check(
         ended = f"{_listed(in_manager)} with the user's systemd, which stops at the last logout"
         hint = f"`loginctl enable-linger {user}` keeps it up."
         return InterpreterFinding("logout", False, f"a logout ends {ended}", hint)
-    if in_session and kills is not None:
+    if in_session and is_killing:
         set_by = kills.where or "the default of logind"
         ended = f"{_listed(in_session)}: KillUserProcesses={kills.value} ({set_by})"
         return InterpreterFinding("logout", False, f"a logout ends {ended}", _INSTALL)
@@ -66,18 +78,6 @@ def own_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _kills_processes(root: Path, user: str) -> _LogoutSetting | None:
-    """Return why the last logout ends what `user` started in sessions, or None if it does not."""
-    settings = read_settings(root)
-    # as systemd comes; most distributions turn it off
-    kills = settings.get("KillUserProcesses", _LogoutSetting("yes", ""))
-    spared = settings.get("KillExcludeUsers", _LogoutSetting("root", "")).value.split()
-    meant = settings.get("KillOnlyUsers", _LogoutSetting("", "")).value.split()
-    if kills.value.lower() not in _YES or user in spared or (meant and user not in meant):
-        return None
-    return kills
 
 
 def has_linger(root: Path, user: str) -> bool:
@@ -107,16 +107,6 @@ def _assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, 
         name, equals, value = line.strip().removeprefix("#" if commented else "").partition("=")
         if equals and name.strip().isalpha() and (commented == line.strip().startswith("#")):
             yield name.strip(), value.strip()
-
-
-def _cgroup_of(root: Path, pid: int) -> str:
-    """Return the cgroup of a process in systemd's hierarchy, or "" if it cannot be read."""
-    try:
-        lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    systemds = (line for line in lines if line.startswith("0::") or ":name=systemd:" in line)
-    return next((line.partition("::")[2] or line.rpartition(":")[2] for line in systemds), "")
 
 
 def _listed(names: list[str]) -> str:

@@ -36,7 +36,12 @@ def runtime_checks(home: Home, device: str) -> Iterator[InterpreterFinding]:
         config = load(home.config)
     except LoradError:
         config = Config()  # another check reports it
-    overrides = Overrides(config=config.runtime, environment=_environment(pid))
+    environment: Mapping[str, str] = os.environ
+    if pid is not None:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+            environment = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+    overrides = Overrides(config=config.runtime, environment=environment)
     quota = "no cgroup quota" if machine.quota is None else f"cgroup quota {machine.quota:g}"
     granted = f"{machine.cpus} by affinity on {machine.cores} of {machine.all_cores} cores, {quota}"
     cpus = f"{machine.usable} usable ({granted}), load {machine.load:.1f}"
@@ -53,24 +58,11 @@ def runtime_checks(home: Home, device: str) -> Iterator[InterpreterFinding]:
     malloc = f"{_sizes(large.malloc)} ({_words(large.reasons['malloc'])})"
     yield InterpreterFinding("malloc", True, malloc, facts=large.told())
     for pool in pools:
-        runtime = pool.runtime
         detail = "not known"
-        if runtime is not None:
+        if (runtime := pool.runtime) is not None:
             threads = f"{_threads(runtime.threads)} ({_words(runtime.reasons['threads'])})"
             detail = f"{threads}, {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
         yield InterpreterFinding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
-
-
-def _environment(pid: int | None) -> Mapping[str, str]:
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0") if pid else []
-    except OSError:
-        entries = []
-    return (
-        {name: value for name, _, value in (entry.partition("=") for entry in entries)}
-        if entries
-        else os.environ
-    )
 
 
 def _threads(number: int) -> str:

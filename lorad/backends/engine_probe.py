@@ -62,14 +62,8 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFindi
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
     yield _memory_filesystem()
-    if sound:
-        async for finding in _tried(kind, backend, device, start=start):
-            yield finding
-
-
-async def _tried(
-    kind: str, backend: Backend, device: str, *, start: bool
-) -> AsyncIterator[InterpreterFinding]:
+    if not sound:
+        return
     from lorad.backends.engine_trial import command, trial
 
     yield command(kind, backend, device)
@@ -98,6 +92,20 @@ def _write(line: object) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
+def _memory_filesystem() -> InterpreterFinding:
+    """Adapters travel through it where they can; where not, nothing is wrong."""
+    try:
+        free = shutil.disk_usage(MEMORY).free
+    except OSError as error:
+        return InterpreterFinding(
+            "shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk"
+        )
+    way = "memory" if free >= LEAST_FREE else "the disk"
+    return InterpreterFinding(
+        "shm", True, f"{free >> 20} MiB free in {MEMORY}; adapters travel through {way}", facts={"free": free}
+    )
+
+
 def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
     """Is the server installed beside the interpreter that config.yaml names?"""
     if backend is None or backend.python is None:
@@ -118,20 +126,6 @@ def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
         f"{kind} {version} in {backend.python}{about}",
         installed.install_hint(kind),
         facts,
-    )
-
-
-def _memory_filesystem() -> InterpreterFinding:
-    """Adapters travel through it where they can; where not, nothing is wrong."""
-    try:
-        free = shutil.disk_usage(MEMORY).free
-    except OSError as error:
-        return InterpreterFinding(
-            "shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk"
-        )
-    way = "memory" if free >= LEAST_FREE else "the disk"
-    return InterpreterFinding(
-        "shm", True, f"{free >> 20} MiB free in {MEMORY}; adapters travel through {way}", facts={"free": free}
     )
 
 

@@ -4,6 +4,7 @@ engine.
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -112,9 +113,9 @@ async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIt
     yield compared(theirs, ours, _dtype_on(device))
 
 
+@dataclass(eq=False)
 class _Clock:
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+    _last: float = field(default_factory=time.monotonic)
 
     def finding(self, name: str, what: str) -> InterpreterFinding:
         now = time.monotonic()

@@ -69,7 +69,19 @@ def plan(recipe: Recipe, prefix: Path, python: str | None = None) -> dict[str, s
     if _is_ready(venv):
         return {}
     if recipe.device == "cu":
-        _check_driver(recipe)
+        try:
+            printed = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
+        except OSError:
+            printed = ""
+        match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", printed)
+        if match is None or float(match[1]) < float(_CUDA):
+            driver = f"driver is for CUDA {match[1]}" if match else "nvidia-smi names no driver"
+            raise SpecError(
+                f"{recipe.kind} {recipe.version} is installed with a torch for CUDA {_CUDA}, and this "
+                f"machine's {driver}",
+                hint="Install a newer driver of NVIDIA; without a GPU: --cpu. An environment of your own, "
+                f"with a torch that the driver takes, is named by `lorad backends use {recipe.kind} PYTHON`.",
+            )
     base = _find_python(recipe, prefix, python)
     existing = next(path for path in (prefix, *prefix.parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
@@ -168,23 +180,6 @@ def _find_python(recipe: Recipe, prefix: Path, named: str | None) -> str:
         hint=f"Install it (on Debian and Ubuntu: apt install {first} {first}-venv), or name it: --python "
         "PATH.",
     )
-
-
-def _check_driver(recipe: Recipe) -> None:
-    """Raise SpecError where this machine's driver is too old for the torch that would be installed."""
-    try:
-        printed = subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout
-    except OSError:
-        printed = ""
-    match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", printed)
-    if match is None or float(match[1]) < float(_CUDA):
-        driver = f"driver is for CUDA {match[1]}" if match else "nvidia-smi names no driver"
-        raise SpecError(
-            f"{recipe.kind} {recipe.version} is installed with a torch for CUDA {_CUDA}, and this machine's "
-            f"{driver}",
-            hint="Install a newer driver of NVIDIA; without a GPU: --cpu. An environment of your own, with a "
-            f"torch that the driver takes, is named by `lorad backends use {recipe.kind} PYTHON`.",
-        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Judge of a base model which trainers and engines take it, by the checks that every spec passes."""
 
+import contextlib
+from itertools import product
 from pathlib import Path
 
 from msgspec import Struct
@@ -8,7 +10,7 @@ from lorad.backends.registry import ENGINES, TRAINERS
 from lorad.backends.setup import adapter_config, backend_setup, needs_base
 from lorad.errors import SpecError
 from lorad.limits.check import refuse
-from lorad.models.facts import ModelFacts, check_whole, known_config, read_facts
+from lorad.models.facts import check_whole, known_config, read_facts
 from lorad.spec.model import Rollout, Spec
 from lorad.spec.trainer import Trainer
 
@@ -44,12 +46,16 @@ def takers(directory: Path, device: str) -> Takers:
         weights = facts.bytes("float32" if device == "cpu" else "auto")
     except SpecError as error:
         return Takers(problem=error.problem)
-    pairs = [
-        (trainer, engine)
-        for trainer in sorted(TRAINERS)
-        for engine in sorted(ENGINES)
-        if _is_taken(facts, trainer, engine, device, is_known=config is not None)
-    ]
+    pairs = []
+    for trainer, engine in product(sorted(TRAINERS), sorted(ENGINES)):
+        spec = Spec(trainer=Trainer(backend=trainer), rollout=Rollout(backend=engine))
+        if needs_base(spec) and config is None:
+            continue
+        # as a run asks in its preflight: for the model first, and for its adapter of all linears
+        with contextlib.suppress(SpecError):
+            refuse(backend_setup(spec, facts, device=device))
+            refuse(backend_setup(spec, facts, adapter_config(spec, facts), device))
+            pairs.append((trainer, engine))
     return Takers(
         parameters=facts.parameters,
         dtype=facts.dtype,
@@ -58,16 +64,3 @@ def takers(directory: Path, device: str) -> Takers:
         engines=sorted({engine for _, engine in pairs}),
         pairs=pairs,
     )
-
-
-def _is_taken(facts: ModelFacts, trainer: str, engine: str, device: str, *, is_known: bool) -> bool:
-    """Ask the limits as a run's preflight does: for the model first, and for its adapter of all linears."""
-    spec = Spec(trainer=Trainer(backend=trainer), rollout=Rollout(backend=engine))
-    if needs_base(spec) and not is_known:
-        return False
-    try:
-        refuse(backend_setup(spec, facts, device=device))
-        refuse(backend_setup(spec, facts, adapter_config(spec, facts), device))
-    except SpecError:
-        return False
-    return True

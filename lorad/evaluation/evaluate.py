@@ -26,7 +26,7 @@ from lorad.rl.doubts import refuse_contradictions
 from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.data import SIDES, labels_of, names_of
+from lorad.spec.data import SIDES, labels_of
 from lorad.spec.kept import Checkpoint
 from lorad.spec.model import Spec, convert, fitted
 from lorad.spec.reward import RewardSpec, rewards_of
@@ -95,13 +95,20 @@ def evaluate(request: Wanted) -> Evaluated:
 
 
 def _spec(details: RunDetails, request: Wanted) -> Spec:
-    """Return the run's spec with one set, which has the settings that are wanted.
+    """Return the run's spec with one set, which has the settings that are wanted. Rows of a source that says
+    itself how it is judged are judged so; sources of data.eval go before those of data.train.
 
     Raises SpecError for settings that cannot be.
     """
     spec = convert(details.spec)
     if not request.env:
-        spec = _as_judged(spec, request, details.cwd or request.cwd)
+        data = request.settings["data"]
+        file = Path(request.cwd, expanded(data)).resolve()
+        labels = {side: labels_of(getattr(spec.data, side)) for side in reversed(SIDES)}
+        for side, source in ((side, source) for side, sources in labels.items() for source in sources):
+            if data == source or file == Path(details.cwd or request.cwd, expanded(source)).resolve():
+                spec = spec.of_sources.get((side, labels[side][source]), spec)
+                break
     plain = msgspec.to_builtins(replace(spec, checkpoint=Checkpoint()))
     if request.env:
         plain |= {"env": plain["env"] | {"name": request.env}, "reward": msgspec.to_builtins(RewardSpec())}
@@ -116,22 +123,6 @@ def _spec(details: RunDetails, request: Wanted) -> Spec:
     except SpecError as error:  # of an option, not of a key
         key, hint = (text.replace(f"eval.sets.{_SET}.", "--") for text in (error.path, error.hint))
         raise SpecError(error.problem, key=key, hint=hint) from None
-    return spec
-
-
-def _as_judged(spec: Spec, request: Wanted, cwd: str) -> Spec:
-    """Return the spec by which the run judges the rows, which are perhaps a source with its own judge.
-
-    cwd: the directory where relative paths of the run begin. Sources of data.eval go before those of
-        data.train.
-    """
-    data = request.settings["data"]
-    file = Path(request.cwd, expanded(data)).resolve()
-    for side in reversed(SIDES):
-        sources = getattr(spec.data, side)
-        for name in names_of(sources):
-            if data == name or file == Path(cwd, expanded(name)).resolve():
-                return spec.of_sources.get((side, labels_of(sources)[name]), spec)
     return spec
 
 

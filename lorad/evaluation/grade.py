@@ -1,6 +1,6 @@
 """Try rewards on completions that are there: the saved samples of a run, or lines that somebody wrote."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from lorad.rl.sources import Row, json_lines
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.data import Data, single
-from lorad.spec.model import Spec, convert
+from lorad.spec.model import convert
 
 _MOST = 10_000  # completions
 _FORM = "A line is a row of the data with `completion`, a text, or `completions`, a list of texts."
@@ -57,7 +57,18 @@ def grade(grading: Grading) -> Graded:
         raise SpecError(f"there are {len(flat)} completions, not 1 to {_MOST:,}", hint=_FORM)
     with Rewarder(spec.rewards, Path(grading.cwd)) as rewarder:
         for completion in flat:
-            _refuse_lacking(rewarder, completion)
+            row = completion.input.row
+            has_answer = completion.input.answer_value is not None
+            lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
+            for name, missing in lacking.items():
+                problem = (
+                    f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have"
+                )
+                columns = ", ".join(row) or "nothing else"
+                more = (
+                    f"Beside the completion there is {columns}; data.answer_key names the column of answers."
+                )
+                raise SpecError(problem, key="reward", hint=f"{renamed(missing)}{more}")
         inputs = [[completion.input for completion in group] for group in groups]
         if grading.run and rewarder.wants_raw:
             decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
@@ -70,21 +81,6 @@ def grade(grading: Grading) -> Graded:
         for completion, score in zip(flat, scores, strict=True)
     ]
     return Graded(samples=graded)
-
-
-def _refuse_lacking(rewarder: Rewarder, completion: _Ungraded) -> None:
-    """Raises SpecError where a function asks for what a completion does not have."""
-    row = completion.input.row
-    has_answer = completion.input.answer_value is not None
-    lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
-    for name, missing in lacking.items():
-        columns = ", ".join(row) or "nothing else"
-        advice = f"Beside the completion there is {columns}; data.answer_key names the column of answers."
-        raise SpecError(
-            f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have",
-            key="reward",
-            hint=f"{renamed(missing)}{advice}",
-        )
 
 
 def _of_line(row: Row, data: Data) -> Iterator[_Ungraded]:
@@ -139,52 +135,45 @@ def _saved(run: str, step: int | None) -> Iterator[list[_Ungraded]]:
         hint = "Only samples of prompts in the data can be graded again."
         raise Conflict(f"{run} has no samples that a reward function scored", hint=hint)
     samples = client.samples(run, step=step, limit=_MOST)
-    rows = _rows(spec, Path(details.cwd or "."), {_row_of(sample) for sample in samples})
+    source = spec.data.train
+    names = {_row_of(sample) for sample in samples}
+    rows = dict[str, Row]()  # none of a builtin task, whose rows have nothing but prompt and answer
+    if single(source) not in TASKS:
+        for row in rows_of(source, "train", spec.data, Path(details.cwd or ".")):
+            name = f"{row.source or name_of(source)}/{row.number}"
+            if name in names:
+                rows[name] = row
+                if len(rows) == len(names):
+                    break
     for _, group in groupby(samples, lambda sample: sample.prompt_id):
-        yield [_again(run, sample, rows, spec.data) for sample in group]
+        graded = []  # as they were scored first, but for the reward
+        for sample in group:
+            columns: dict[str, Any] = {"prompt": sample.prompt, "answer": sample.answer}
+            value: Any = sample.prompt
+            answer: Any = sample.answer
+            if single(source) not in TASKS:
+                its_row = rows.get(_row_of(sample))
+                answer = None if its_row is None else find_value(its_row, spec.data, "answer_key")
+                if its_row is None or (sample.answer and text_of(answer) != sample.answer):
+                    problem = f"the data of {run} have changed: the row of {sample.prompt_id} is not there"
+                    hint = "Give rows with completions: `--rewards -`."
+                    raise SpecError(problem, key="data.train", hint=hint)
+                columns = its_row.values
+                value = prompt_value_of(its_row, spec.data)
+            input = RewardInput(
+                prompt=sample.prompt,
+                completion=sample.completion,
+                answer=sample.answer or "",
+                finish=sample.finish or "stop",
+                row=columns,
+                completion_ids=sample.tokens,
+                prompt_value=value,
+                answer_value=answer,
+            )
+            graded.append(_Ungraded(sample, input))
+        yield graded
 
 
 def _row_of(sample: Sample) -> str:
     """Return what names its row: the id of a prompt without its epoch."""
     return sample.prompt_id.rpartition("/")[0]
-
-
-def _rows(spec: Spec, cwd: Path, names: set[str]) -> dict[str, Row]:
-    """Read the rows of these names; none of a builtin task, whose rows have nothing but prompt and answer."""
-    source = spec.data.train
-    rows = dict[str, Row]()
-    if single(source) in TASKS:
-        return rows
-    for row in rows_of(source, "train", spec.data, cwd):
-        name = f"{row.source or name_of(source)}/{row.number}"
-        if name in names:
-            rows[name] = row
-            if len(rows) == len(names):
-                break
-    return rows
-
-
-def _again(run: str, sample: Sample, rows: Mapping[str, Row], data: Data) -> _Ungraded:
-    """Return a sample as it was scored first, but for the reward. Raises SpecError."""
-    columns: dict[str, Any] = {"prompt": sample.prompt, "answer": sample.answer}
-    value: Any = sample.prompt
-    answer: Any = sample.answer
-    if single(data.train) not in TASKS:
-        row = rows.get(_row_of(sample))
-        answer = None if row is None else find_value(row, data, "answer_key")
-        if row is None or (sample.answer and text_of(answer) != sample.answer):
-            problem = f"the data of {run} have changed: the row of {sample.prompt_id} is not there"
-            raise SpecError(problem, key="data.train", hint="Give rows with completions: `--rewards -`.")
-        columns = row.values
-        value = prompt_value_of(row, data)
-    input = RewardInput(
-        prompt=sample.prompt,
-        completion=sample.completion,
-        answer=sample.answer or "",
-        finish=sample.finish or "stop",
-        row=columns,
-        completion_ids=sample.tokens,
-        prompt_value=value,
-        answer_value=answer,
-    )
-    return _Ungraded(sample, input)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,15 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
     """
     kind = _KINDS[suite.kind]
     version = _version_of(suite.python, kind.package)
-    task, cwd = _place(suite, request.cwd)
+    task = suite.task
+    cwd = request.cwd
+    if suite.kind == "inspect":  # it takes a file from where it lies
+        path = Path(cwd, task)
+        if not path.with_name(path.name.partition("@")[0]).is_file():
+            hint = "Write inspect:FILE or inspect:FILE@TASK."
+            raise SpecError(f"there is no file {path}", key="--suite", hint=hint)
+        task = path.name
+        cwd = str(path.parent)
     client = Client(timeout=_SECONDS)
     serving = client.serving(request.version)
     socket = client.status().gateway
@@ -65,9 +74,7 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
         out.mkdir(parents=True, exist_ok=True)
         before = set(out.rglob("*.json"))
 
-        def asked(door: Door) -> _Asked:
-            return _Asked(task, name, serving.model_path, door, out, request.settings)
-
+        asked = partial(_Asked, task, name, serving.model_path, out=out, settings=request.settings)
         code = asyncio.run(_done(kind, socket, suite, asked, cwd))
         logs = [path for path in out.rglob("*.json") if path not in before]
         if code or not logs:
@@ -83,21 +90,6 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
         problems=result.problems,
         failed=result.failed,
     )
-
-
-def _place(suite: Suite, cwd: str) -> tuple[str, str]:
-    """Return (the task, where it is run): inspect-ai takes a file from where it lies.
-
-    Raises SpecError.
-    """
-    if suite.kind != "inspect":
-        return suite.task, cwd
-    path = Path(cwd, suite.task)
-    if not path.with_name(path.name.partition("@")[0]).is_file():
-        raise SpecError(
-            f"there is no file {path}", key="--suite", hint="Write inspect:FILE or inspect:FILE@TASK."
-        )
-    return path.name, str(path.parent)
 
 
 async def _done(kind: _Kind, socket: str, suite: Suite, asked: Callable[[Door], _Asked], cwd: str) -> int:

@@ -78,7 +78,7 @@ def said_of_move(data: dict[str, Any]) -> str:
 
 
 def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | None = None) -> Message:
-    """Make a message.
+    """Make a message, with a text that says it in one line.
 
     Args:
         facts: `run` and perhaps other fields of `Message`, where None is unknown.
@@ -98,24 +98,21 @@ def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | 
         alarm=alarm,
         **fields,
     )
-    return replace(message, text=_text(message))
-
-
-def _text(message: Message) -> str:
-    """Say a message in one line."""
     run = message.run
-    if message.alarm:
-        return f"{run}: {message.alarm.says}"
-    if message.event == "test":
-        return f"A trial of the notifications of {run}" if run else "A trial of notifications"
-    if message.event == "start":
-        return f"{run} started" + (f" again (attempt {message.attempt})" if message.attempt > 1 else "")
-    how = _HOW.get(message.reason or "", "ended")
-    where = f"at step {message.step} of {message.steps}" if message.steps else f"at step {message.step}"
-    named = (("reward", message.reward), ("loss", message.loss), ("eval", message.eval))
-    figures = "".join(f", {name} {value:.4g}" for name, value in named if value is not None)
-    detail = f": {message.detail}" if message.detail and message.event == "failure" else ""
-    return f"{run} {how} {where}{figures}{detail}"
+    if alarm:
+        text = f"{run}: {alarm.says}"
+    elif event == "test":
+        text = f"A trial of the notifications of {run}" if run else "A trial of notifications"
+    elif event == "start":
+        text = f"{run} started" + (f" again (attempt {message.attempt})" if message.attempt > 1 else "")
+    else:
+        how = _HOW.get(message.reason or "", "ended")
+        where = f"at step {message.step} of {message.steps}" if message.steps else f"at step {message.step}"
+        named = (("reward", message.reward), ("loss", message.loss), ("eval", message.eval))
+        figures = "".join(f", {name} {value:.4g}" for name, value in named if value is not None)
+        detail = f": {message.detail}" if message.detail and event == "failure" else ""
+        text = f"{run} {how} {where}{figures}{detail}"
+    return replace(message, text=text)
 
 
 def posted(

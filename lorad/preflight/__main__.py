@@ -266,12 +266,23 @@ def _numbers(
 ) -> Numbers:
     """Count the parameters of the adapter, of what KL is measured against, and of the critic.
 
-    referred: the base of `reference`. Raises SpecError.
+    referred: the base of `reference`. Raises SpecError unless that fits.
     """
     algorithm = spec.algorithm
     size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
-    frozen = _check_reference(reference, spec, referred)
-    frozen = max(frozen, size if algorithm.kl.reset_every else 0)
+    frozen = size if algorithm.kl.reset_every else 0
+    if reference is not None:
+        try:
+            outlined = outline(reference)
+            experts = served_experts(spec.rollout.backend, referred)
+            fitting = targets_of(spec.trainer.backend, referred.linears, experts)
+            refuse_interleaved(outlined, referred.model_type, FUSED)
+            refuse_unfit(outlined, fitting)
+            supplied = read_peft(reference)
+            validate(supplied, fitting)
+        except AdapterRefused as error:
+            raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
+        frozen = max(frozen, sum(tensor.size for tensor in supplied.tensors.values()))
     critic = size * (algorithm.critic.rank or adapter.rank) // adapter.rank * algorithm.has_critic
     return Numbers(size, frozen, critic)
 
@@ -308,26 +319,6 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
         max_positions=model.max_positions,
         teacher_path=str(teacher.directory) if teacher else "",
     )
-
-
-def _check_reference(directory: Path | None, spec: Spec, model: ModelFacts) -> int:
-    """Count the parameters of the adapter that KL is measured against; 0 where it is none.
-
-    Raises SpecError unless it fits the base.
-    """
-    if directory is None:
-        return 0
-    try:
-        outlined = outline(directory)
-        experts = served_experts(spec.rollout.backend, model)
-        shapes = targets_of(spec.trainer.backend, model.linears, experts)
-        refuse_interleaved(outlined, model.model_type, FUSED)
-        refuse_unfit(outlined, shapes)
-        adapter = read_peft(directory)
-        validate(adapter, shapes)
-    except AdapterRefused as error:
-        raise SpecError(error.message, key="algorithm.kl.reference", hint=error.hint) from error
-    return sum(tensor.size for tensor in adapter.tensors.values())
 
 
 def _check_user_code(

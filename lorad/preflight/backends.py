@@ -66,7 +66,9 @@ def _check_name(key: str, name: str, builtin: Iterable[str], config: Config, kin
 
 
 def _check_server_keys(spec: Spec) -> None:
-    """Keys of servers that lorad starts, and of those that the user runs, are not mixed."""
+    """Keys of servers that lorad starts, and of those that the user runs, are not mixed, and every address is
+    one, and listed once. Raises SpecError.
+    """
     rollout = spec.rollout
     if rollout.urls and spec.pool.mode == "timesliced":
         raise SpecError(
@@ -88,31 +90,23 @@ def _check_server_keys(spec: Spec) -> None:
             key=f"rollout.{misplaced[0]}",
             hint="Leave it out: servers that lorad starts listen where nobody else can reach them.",
         )
+    form = "Write http://host:port, or unix:/path for a socket."
     for url in rollout.urls:
-        _check_url(url, rollout.urls)
-
-
-def _check_url(url: str, urls: tuple[str, ...]) -> None:
-    """Check that `url` is `http://host:port` or `unix:/path`, and listed once. Raises SpecError."""
-    hint = "Write http://host:port, or unix:/path for a socket."
-    if [other.rstrip("/") for other in urls].count(url.rstrip("/")) > 1:
-        raise SpecError(f"{url} is there twice", key="rollout.url", hint="Name each server once.")
-    if url.startswith(UNIX):
-        if not url.removeprefix(UNIX).startswith("/"):
-            raise SpecError(f"{url} is no absolute path", key="rollout.url", hint=hint)
-        return
-    try:
-        parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        whole = False
-    if not whole:
-        raise SpecError(f"{url!r} is no address of a server", key="rollout.url", hint=hint)
-    if parts.username is not None or parts.password is not None:
-        raise SpecError(
-            "it holds a password, and specs are stored",
-            key="rollout.url",
-            hint="Put it into rollout.key_file.",
-        )
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise SpecError(f"{url} has more after the port", key="rollout.url", hint=hint)
+        if [other.rstrip("/") for other in rollout.urls].count(url.rstrip("/")) > 1:
+            raise SpecError(f"{url} is there twice", key="rollout.url", hint="Name each server once.")
+        if url.startswith(UNIX):
+            if not url.removeprefix(UNIX).startswith("/"):
+                raise SpecError(f"{url} is no absolute path", key="rollout.url", hint=form)
+            continue
+        try:
+            parts = urlsplit(url)
+            whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            whole = False
+        if not whole:
+            raise SpecError(f"{url!r} is no address of a server", key="rollout.url", hint=form)
+        if parts.username is not None or parts.password is not None:
+            problem = "it holds a password, and specs are stored"
+            raise SpecError(problem, key="rollout.url", hint="Put it into rollout.key_file.")
+        if parts.path.strip("/") or parts.query or parts.fragment:
+            raise SpecError(f"{url} has more after the port", key="rollout.url", hint=form)

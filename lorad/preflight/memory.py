@@ -22,7 +22,19 @@ def check_memory(
         return
     if device != "cpu":
         for side in sides:
-            _check_gpus(side, free, fraction)
+            needed = sum(side.parts.values())
+            if needed <= side.gpus * free * fraction:
+                continue
+            of = ", ".join(f"{name} {in_units(part)}" for name, part in side.parts.items() if part)
+            count = f"{side.gpus} GPUs of {in_units(free)} each"
+            count = count if side.gpus > 1 else f"a GPU of {in_units(free)}"
+            raise SpecError(
+                f"{side.who} would need {in_units(needed)} of {count}, of which {fraction:.0%} may be taken "
+                f"(pool.memory_fraction): {of}",
+                key="model.path",
+                hint="Give it more GPUs (trainer.dp, resources.devices, resources.rollout_devices), lower "
+                "trainer.tokens_per_microbatch or lora.rank, or take a smaller model.",
+            )
         return
     if (needed := sum(parts.values())) > free * fraction:
         of = ", ".join(f"{name} {in_units(size)}" for name, size in parts.items())
@@ -33,20 +45,3 @@ def check_memory(
             hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank (and lora.experts.rank), "
             "fewer data.prompts_per_step or trainer.tokens_per_microbatch, or a smaller model.",
         )
-
-
-def _check_gpus(side: MemorySide, each: int, fraction: float) -> None:
-    """Refuse what does not fit on its GPUs of so many bytes each."""
-    needed = sum(side.parts.values())
-    if needed <= side.gpus * each * fraction:
-        return
-    of = ", ".join(f"{name} {in_units(part)}" for name, part in side.parts.items() if part)
-    size = in_units(each)
-    count = f"{side.gpus} GPUs of {size} each" if side.gpus > 1 else f"a GPU of {size}"
-    raise SpecError(
-        f"{side.who} would need {in_units(needed)} of {count}, of which {fraction:.0%} may be taken "
-        f"(pool.memory_fraction): {of}",
-        key="model.path",
-        hint="Give it more GPUs (trainer.dp, resources.devices, resources.rollout_devices), lower "
-        "trainer.tokens_per_microbatch or lora.rank, or take a smaller model.",
-    )

@@ -5,7 +5,6 @@ are known are counted: what CUDA takes for each process is not, and engines take
 values.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from lorad.adapters.adapter import AdapterConfig
@@ -133,9 +132,20 @@ def pool_memory(
     trained = _training(spec, model, step, device, dtype)
     sampled = _sampling(spec, model, step, device, dtype)
     sampled["expert buffers"] = _expert_buffers(spec, model, adapter.modules, dtype)
-    sides = [max(trained, sampled, key=_total)] if _takes_turns(spec, device) else [trained, sampled]
+    sides = [trained, sampled]
+    if _takes_turns(spec, device):
+        sides = [max(sides, key=lambda side: sum(side.values()))]
+    processes = 0  # MiB, before they hold anything of the model
+    if device == "cpu":
+        trainer = spec.trainer
+        processes = _PROCESSES["fused" if trainer.backend in RANKED else "builtin"]
+        if _has_ranks(spec):
+            shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
+            processes = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
+        if servers := _started(spec):
+            processes += servers * SERVERS[spec.rollout.backend].process_mib
     parts = {
-        "processes": _processes(spec) if device == "cpu" else 0,
+        "processes": processes * _MB,
         "bases": 0 if teacher is None else teacher.bytes(dtype),
         **_of_adapters(spec, model, adapter, numbers, dtype),
     }
@@ -173,10 +183,6 @@ def memory_of_gpus(
     return [MemorySide("the pool", both, spec.gpus)]
 
 
-def _total(parts: Mapping[str, int]) -> int:
-    return sum(parts.values())
-
-
 def _apart(spec: Spec) -> bool:
     """Return whether trainer and engine are in processes of their own."""
     return _has_ranks(spec) or spec.rollout.backend in SERVERS
@@ -196,18 +202,6 @@ def _takes_turns(spec: Spec, device: str) -> bool:
     is_ranked = spec.trainer.backend in RANKED
     in_turn = spec.pool.mode in ("auto", "timesliced") and not spec.server_devices
     return device != "cpu" and bool(_started(spec)) and is_ranked and in_turn
-
-
-def _processes(spec: Spec) -> int:
-    """Return what processes take before they hold anything of the model."""
-    trainer = spec.trainer
-    total = _PROCESSES["fused" if trainer.backend in RANKED else "builtin"]
-    if _has_ranks(spec):
-        shared = (trainer.ranks - 1) * _SHARED.get(trainer.backend, 0)
-        total = _PROCESSES["pool"] + trainer.ranks * _PROCESSES[trainer.backend] - shared
-    if servers := _started(spec):
-        total += servers * SERVERS[spec.rollout.backend].process_mib
-    return total * _MB
 
 
 def _training(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
@@ -230,28 +224,22 @@ def _base_of_trainer(spec: Spec, model: ModelFacts, dtype: str) -> int:
 
 def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> dict[str, int]:
     """Servers have a base each; a base in the pool's process is the trainer's, where that is there too. On
-    GPUs engines take what is left for keys and values, whatever that is.
-    """
-    in_pool = int(spec.rollout.backend not in SERVERS)
-    has_own = not is_fused(spec) and (spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE)
-    bases = in_pool * has_own + _started(spec)
-    cache = _cached_tokens(spec, model, step) * model.cached * BYTES[dtype] if device == "cpu" else 0
-    if in_pool:
-        states = int(step.samples) * model.states if device == "cpu" else 0
-        cache = min(cache + states, CPU_CACHE)
-    return {"bases": bases * model.bytes(dtype, spec.model.quantize), "keys and values": cache}
-
-
-def _cached_tokens(spec: Spec, model: ModelFacts, step: Step) -> int:
-    """Return how many tokens have keys and values in memory on a CPU: all of a step's samples, or with a
-    server that fills its cache, a whole context for each sample that it runs at once.
+    GPUs engines take what is left for keys and values, whatever that is; on a CPU they have those of all of
+    a step's samples, or with a server that fills its cache, of a whole context for each that it runs at once.
     """
     servers = _started(spec)
-    if servers and SERVERS[spec.rollout.backend].fills_cache:
-        context = context_length(spec, model.max_positions)
-        return servers * (MAX_RUNNING["cpu"] + 1) * context
-    longest = step.prompt + spec.rollout.max_new_tokens
-    return 0 if spec.rollout.urls else int(step.samples * longest)
+    in_pool = int(spec.rollout.backend not in SERVERS)
+    has_own = not is_fused(spec) and (spec.trainer.backend in RANKED or spec.rollout.backend in OWN_BASE)
+    bases = in_pool * has_own + servers
+    cache = 0
+    if device == "cpu":
+        tokens = 0 if spec.rollout.urls else int(step.samples * (step.prompt + spec.rollout.max_new_tokens))
+        if servers and SERVERS[spec.rollout.backend].fills_cache:
+            tokens = servers * (MAX_RUNNING["cpu"] + 1) * context_length(spec, model.max_positions)
+        cache = tokens * model.cached * BYTES[dtype]
+        if in_pool:
+            cache = min(cache + int(step.samples) * model.states, CPU_CACHE)
+    return {"bases": bases * model.bytes(dtype, spec.model.quantize), "keys and values": cache}
 
 
 def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> int:

@@ -126,7 +126,15 @@ def try_rewards(
         key: the key of the spec that an error names.
     """
     begin("trying the reward")
-    groups = [group for example in examples for group in _made_up(example, tokenizer, stops, size)]
+    groups = list[list[RewardInput]]()  # of equal completions
+    for example in examples:  # the answer alone, the answer in the usual forms, and a sentence without it
+        answer = example.answer or "1"
+        tags = f"<think>\n{_MADE_UP}\n</think>\n<answer>{answer}</answer>"
+        for text in (answer, f"{tags}\n\\boxed{{{answer}}}\n#### {answer}", _MADE_UP):
+            ids = [*tokenizer.encode(text), *tokenizer.eos_ids[:1]]
+            raw = tokenizer.decode(ids, skip_special=False)
+            completion = tokenizer.completion(ids, stops)
+            groups.append([example.for_reward(completion, "stop", ids, raw)] * size)
     warnings = list[str]()
     for name, tried in rewarder.try_out(groups, _SECONDS):
         if not tried:
@@ -151,21 +159,6 @@ def try_rewards(
             f"such as {_shown(sample)}: {error}; in a run such a sample has no reward"
         )
     return warnings
-
-
-def _made_up(
-    example: Example, tokenizer: Tokenizer, stops: Sequence[str], size: int
-) -> Iterator[list[RewardInput]]:
-    """Make completions up: the answer alone, the answer in the usual forms, and a sentence without it.
-
-    Yields a group of equal completions for each.
-    """
-    answer = example.answer or "1"
-    formed = f"<think>\n{_MADE_UP}\n</think>\n<answer>{answer}</answer>\n\\boxed{{{answer}}}\n#### {answer}"
-    for text in (answer, formed, _MADE_UP):
-        ids = [*tokenizer.encode(text), *tokenizer.eos_ids[:1]]
-        raw = tokenizer.decode(ids, skip_special=False)
-        yield [example.for_reward(tokenizer.completion(ids, stops), "stop", ids, raw)] * size
 
 
 def _shown(sample: RewardInput) -> str:

@@ -47,7 +47,14 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
         return _Lack("the model is no mixture of experts, there is nothing to record", "Name another model.")
     if spec.algorithm.kind != "rl":
         return _Lack(f"{spec.algorithm.name} trains on no samples of the engine", "Set it to off.")
-    if engine in SERVERS and (why := _server_lacks(spec, facts)):
+    why = ""
+    if engine in SERVERS and not SERVERS[engine].records_routes:
+        why = f"lorad records no routes of {engine}, which does so on GPUs alone and was never seen to"
+    elif engine in SERVERS and spec.rollout.urls:
+        why = "lorad records no routes of servers that you run"
+    elif engine in SERVERS and (facts.routes is None or facts.routes.layers != facts.layers):
+        why = f"lorad records routes of {engine} where every layer has experts"
+    if why:
         return _Lack(why, "Use rollout.backend: builtin.")
     if trainer in REPLAYS and facts.model_type not in REPLAYS[trainer]:
         supported = ", ".join(REPLAYS[trainer])
@@ -55,14 +62,3 @@ def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
             f"{trainer} replays no routes of {facts.model_type}, only of {supported}", "Set it to off."
         )
     return None
-
-
-def _server_lacks(spec: Spec, facts: ModelFacts) -> str:
-    engine = spec.rollout.backend
-    if not SERVERS[engine].records_routes:
-        return f"lorad records no routes of {engine}, which does so on GPUs alone and was never seen to"
-    if spec.rollout.urls:
-        return "lorad records no routes of servers that you run"
-    if facts.routes is None or facts.routes.layers != facts.layers:
-        return f"lorad records routes of {engine} where every layer has experts"
-    return ""

@@ -54,7 +54,13 @@ def check_rows(
     is_scored: samples of what is held out have a reward.
     """
     begin("looking at the rows")
-    warnings = [*_on_trained_rows(spec), *_on_no_figures(spec, held_out, is_scored)]
+    warnings = [*_on_trained_rows(spec)]
+    if held_out and not is_scored and not any(example.targets for example in held_out):
+        keys = "chosen_key and rejected_key" if spec.algorithm.kind == "preference" else "completion_key"
+        warnings.append(
+            f"data.eval: its rows have neither completions (data.{keys}) nor what the reward needs "
+            "(data.answer_key), so that nothing is measured of them"
+        )
     sampled = Sampling(spec.rollout.max_new_tokens, spec.rollout.stop)
     has_rows = spec.data.eval is not None and single(spec.data.eval) not in TASKS
     for part in judged_rows(spec, data, held_out):
@@ -128,13 +134,3 @@ def _on_trained_rows(spec: Spec) -> Iterator[str]:
         for name in names_of(sources):
             if os.path.normpath(name) in trained:
                 yield f"{key}: {name} is trained on, so that its rows are not held out"
-
-
-def _on_no_figures(spec: Spec, held_out: Sequence[Example], is_scored: bool) -> Iterator[str]:
-    """Yield a warning for held-out rows that have nothing to be measured by."""
-    if held_out and not is_scored and not any(example.targets for example in held_out):
-        keys = "chosen_key and rejected_key" if spec.algorithm.kind == "preference" else "completion_key"
-        yield (
-            f"data.eval: its rows have neither completions (data.{keys}) nor what the reward needs "
-            "(data.answer_key), so that nothing is measured of them"
-        )

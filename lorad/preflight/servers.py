@@ -14,7 +14,7 @@ from lorad.backends.installed import installed_version, is_older
 from lorad.backends.setup import longest, server_setup
 from lorad.box.config import Backend, Config
 from lorad.driver.sample import sampling_of
-from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
+from lorad.engines.remote.dialect import Abilities, Dialect
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.engines.remote.settings import addresses, settings_of
 from lorad.errors import SpecError
@@ -77,7 +77,10 @@ def check_server(
                 key="rollout.engine_args",
                 hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",
             )
-    _check_sampling(spec, dialect, settings, stop_token_ids)
+    for greedy in (False, True) if spec.eval.every else (False,):
+        if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
+            problem = f"{dialect.kind.name} cannot sample like this: {why}"
+            raise SpecError(problem, key="rollout", hint="Change that, or take another rollout.backend.")
     if setup.urls:
         for url, address in zip(setup.urls, addresses(setup), strict=True):
             _check_attached(spec, dialect, url, address)
@@ -87,18 +90,6 @@ def check_server(
     version = installed_version(name, Path(setup.python))
     older = f"rollout.backend: {name} is {version}; lorad was tried with {SERVERS[name].tried} and newer"
     return [older] if is_older(version, name) else []
-
-
-def _check_sampling(
-    spec: Spec, dialect: Dialect, settings: ServerSettings, stop_token_ids: Sequence[int]
-) -> None:
-    for greedy in (False, True) if spec.eval.every else (False,):
-        if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
-            raise SpecError(
-                f"{dialect.kind.name} cannot sample like this: {why}",
-                key="rollout",
-                hint="Change that, or take another rollout.backend.",
-            )
 
 
 def _check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> None:

@@ -19,7 +19,6 @@ from lorad.models.directory import weight_files
 from lorad.models.facts import ModelFacts
 from lorad.models.families import FUSED
 from lorad.preflight.trainers import check_shared
-from lorad.spec.lora import Lora
 from lorad.spec.model import Spec
 
 _NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
@@ -46,24 +45,24 @@ def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | No
     own |= {"exclude_modules"} if "target_modules" in own else set()
     own |= {"experts"} if spec.lora.experts.rank != "auto" else set()
     spec = replace(spec, lora=replace(adapter, **{key: getattr(spec.lora, key) for key in own}))
-    wrong = [*_other_numbers(spec, adapter), *_other_modules(spec, outlined.config, model, own)]
+    wrong = []
+    for key, name in _NAMES.items():
+        own_value = getattr(spec.lora, key)
+        supplied = getattr(adapter, key)
+        if own_value != supplied:
+            both = (own_value, supplied)
+            words = [str(each).lower() if isinstance(each, bool) else f"{each:g}" for each in both]
+            wrong.append(_contradiction(spec, key, f"{words[0]} here but {words[1]} in", name))
+    rank = spec.lora.experts.rank
+    if adapter.experts.rank not in (rank, "auto"):
+        what = f"{rank} here but {adapter.experts.rank} in"
+        wrong.append(_contradiction(spec, "experts.rank", what, "rank_pattern"))
+    wrong += _other_modules(spec, outlined.config, model, own)
     errors = [error.at((written or {}).get(error.key, "")) for error in wrong]
     if errors:
         errors[0].others = tuple(errors[1:])
         raise errors[0]
     return spec
-
-
-def _other_numbers(spec: Spec, adapter: Lora) -> Iterator[SpecError]:
-    for key, name in _NAMES.items():
-        written = getattr(spec.lora, key)
-        supplied = getattr(adapter, key)
-        if written != supplied:
-            yield _contradiction(spec, key, f"{_shown(written)} here but {_shown(supplied)} in", name)
-    written = spec.lora.experts.rank
-    supplied = adapter.experts.rank
-    if written != supplied and supplied != "auto":
-        yield _contradiction(spec, "experts.rank", f"{written} here but {supplied} in", "rank_pattern")
 
 
 def _other_modules(
@@ -89,10 +88,6 @@ def _contradiction(spec: Spec, key: str, what: str, name: str) -> SpecError:
     """Make the error of a key that says something else than `name` in the adapter's configuration."""
     hint = f"Leave lora.{key} out: it is then as the adapter has it."
     return SpecError(f"{what} {spec.lora.adapter_path}/{CONFIG} ({name})", key=f"lora.{key}", hint=hint)
-
-
-def _shown(value: float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def check_start(spec: Spec, model: ModelFacts, directory: Path, cwd: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from lorad.errors import LoradError, PoolLost, from_wire
 from lorad.protocol import frames
 from lorad.protocol.calls import CANCEL, VERBS, Answer, Call
-from lorad.protocol.listener import answers_for_its_owner
+from lorad.protocol.listener import uid_of
 
 _CONNECT_SECONDS = 5.0
 
@@ -38,7 +38,8 @@ class AsyncConnection:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(str(path))
-            if not answers_for_its_owner(writer.get_extra_info("socket"), path):
+            # root follows any link: the process is of the user in whose directory the socket lies
+            if uid_of(writer.get_extra_info("socket")) != path.parent.stat().st_uid:
                 writer.close()
                 raise PermissionError(13, "another user answers")
             return cls(reader, writer)

@@ -66,7 +66,10 @@ class Connection:
         return result
 
     def stream(self, verb: str, args: Any) -> Iterator[Any]:
-        """Yield the items of a verb, then its result as the last one."""
+        """Yield the items of a verb, then its result as the last one.
+
+        Raises PoolLost for what no pool of this lorad answers.
+        """
         kind = VERBS[verb]
         with self._lock:
             if kind.mutates:
@@ -82,7 +85,13 @@ class Connection:
                     continue  # the rest of a stream that its reader left early
                 if answer.kind == "error":
                     raise from_wire(answer.body)
-                yield _converted(answer, kind.item if answer.kind == "item" else kind.result)
+                expected: Any = kind.item if answer.kind == "item" else kind.result
+                try:
+                    item = frames.converted(answer.body, expected)
+                except msgspec.ValidationError as error:
+                    problem = f"the pool's answer is not understood: {error}"
+                    raise PoolLost(problem, hint="Is it another version of lorad?") from None
+                yield item
                 if answer.kind == "result":
                     return
 
@@ -136,13 +145,3 @@ def _waiting() -> Iterator[None]:
         raise PoolLost(f"the pool went away: {error.strerror or error}") from error
     except frames.BadFrame as error:
         raise PoolLost(f"the pool went away: {error}") from error
-
-
-def _converted(answer: Answer, expected: Any) -> Any:
-    """Raises PoolLost for what no pool of this lorad answers."""
-    try:
-        return frames.converted(answer.body, expected)
-    except msgspec.ValidationError as error:
-        raise PoolLost(
-            f"the pool's answer is not understood: {error}", hint="Is it another version of lorad?"
-        ) from None

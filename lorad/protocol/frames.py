@@ -138,7 +138,13 @@ def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
     when it does not fit.
     """
     view = memoryview(body)
-    header, buffers = _split(prefix, view)
+    start = 8 * prefix.buffers
+    end = start + prefix.header
+    if end > len(body):
+        raise BadFrame(f"a body of {len(body)} bytes is too short for its header")
+    buffers = list(_spans(end, struct.unpack_from(f"<{prefix.buffers}Q", body)))
+    if len(body) != (buffers[-1][1] if buffers else end):
+        raise BadFrame(f"a body of {len(body)} bytes does not hold its buffers exactly")
 
     def array(code: int, data: memoryview) -> Any:
         if code != _ARRAY:
@@ -157,21 +163,9 @@ def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
         raise BadFrame(f"expected an array, got {type(value).__name__}")
 
     try:
-        return msgspec.msgpack.decode(header, type=kind, ext_hook=array, dec_hook=custom)
+        return msgspec.msgpack.decode(view[start:end], type=kind, ext_hook=array, dec_hook=custom)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise BadFrame(str(error)) from error
-
-
-def _split(prefix: _Prefix, body: memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
-    """Return the header, and where each buffer begins and ends."""
-    start = 8 * prefix.buffers
-    end = start + prefix.header
-    if end > len(body):
-        raise BadFrame(f"a body of {len(body)} bytes is too short for its header")
-    spans = list(_spans(end, struct.unpack_from(f"<{prefix.buffers}Q", body)))
-    if len(body) != (spans[-1][1] if spans else end):
-        raise BadFrame(f"a body of {len(body)} bytes does not hold its buffers exactly")
-    return body[start:end], spans
 
 
 def _spans(end: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:

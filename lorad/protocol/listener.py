@@ -109,13 +109,6 @@ def uid_behind(peer: socket.socket) -> int | None:
     return int(uid) if kind == _BY_FAMILY and inode else None
 
 
-def answers_for_its_owner(peer: socket.socket, path: Path) -> bool:
-    """Check whether the listening process is of the user in whose directory the socket lies: root follows any
-    link.
-    """
-    return uid_of(peer) == path.parent.stat().st_uid
-
-
 def may_call(uid: int) -> bool:
     """Check whether a user is this process's, root, or that of a shared daemon which is not root."""
     return uid in (os.getuid(), 0, int(os.environ.get(DAEMON_UID, 0)))

@@ -71,6 +71,9 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
 def _unknown(part: type[Struct], key: str, value: Any, prefix: str) -> list[SpecError]:
     """Return an error for each key within a section of others' that is meant (`actor.optim.lr` is
     trainer.lr), else one for the section.
+
+    It suggests the key that others call so and those with that name further in, the nearest of them (`lr` is
+    trainer.lr), else near ones, else all that there are.
     """
     within = _within(value, f"{prefix}{key}") if isinstance(value, dict) and value else []
     errors = [
@@ -78,20 +81,8 @@ def _unknown(part: type[Struct], key: str, value: Any, prefix: str) -> list[Spec
         for path in within[:_MOST]
         if (meant := key_called(part, path, prefix))
     ]
-    return errors or [SpecError("unknown key", key=f"{prefix}{key}", hint=_meant(part, key, prefix))]
-
-
-def _within(value: Any, path: str) -> list[str]:
-    """Return the keys, dotted, that hold the values of sections in each other."""
-    if not isinstance(value, dict) or path.count(".") > _DEEPEST:
-        return [path]
-    return [inner for key, one in value.items() for inner in _within(one, f"{path}.{key}")]
-
-
-def _meant(part: type[Struct], key: str, prefix: str) -> str:
-    """Suggest the key that others call so and those with that name further in, the nearest of them (`lr` is
-    trainer.lr), else near ones, else all that there are.
-    """
+    if errors:
+        return errors
     below = {path: path.rpartition(".")[2] for path in leaves(part, prefix)}
     inner = [path for path, name in below.items() if name == key]
     inner = [path for path in inner if path.count(".") == min(path.count(".") for path in inner)]
@@ -101,7 +92,15 @@ def _meant(part: type[Struct], key: str, prefix: str) -> str:
     if not near:
         alike = _nearest(key, below.values())
         near = [path for path, name in below.items() if name in alike]
-    return f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
+    hint = f"Did you mean {' or '.join(near[:3])}?" if near else f"Known here: {', '.join(fields)}"
+    return [SpecError("unknown key", key=f"{prefix}{key}", hint=hint)]
+
+
+def _within(value: Any, path: str) -> list[str]:
+    """Return the keys, dotted, that hold the values of sections in each other."""
+    if not isinstance(value, dict) or path.count(".") > _DEEPEST:
+        return [path]
+    return [inner for key, one in value.items() for inner in _within(one, f"{path}.{key}")]
 
 
 def _nearest(key: str, words: Iterable[str]) -> list[str]:

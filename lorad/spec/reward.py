@@ -86,7 +86,19 @@ class RewardSpec(Part, frozen=True):
             raise ValueError(f"pattern is for regex and judge, not for {self.name}")
         if self.raw and self.name != "regex":
             raise ValueError(f"raw is for regex, not for {self.name}; a function asks for raw_completion")
-        self._check_judge()
+        if self.name != "judge":
+            plain = RewardSpec.__struct_defaults__
+            usual = dict(zip(RewardSpec.__struct_fields__, plain, strict=True))
+            if misplaced := [key for key in _OF_JUDGE if getattr(self, key) != usual[key]]:
+                raise ValueError(f"{misplaced[0]} is for judge, not for {self.name}")
+        elif lacking := [key for key in ("url", "model") if getattr(self, key) is None]:
+            raise ValueError(f"{lacking[0]} is missing for judge")
+        elif self.sandbox != "none":
+            raise ValueError("sandbox has no network, by which judge asks its model")
+        elif not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
+            raise ValueError("range is the lowest score and the highest")
+        elif self.prompt is not None and "{completion}" not in self.prompt:
+            raise ValueError("prompt has no {completion}, so that every sample would be the same")
         if self.python is not None and ":" not in self.name and self.name not in ("math", "reasoning_gym"):
             raise ValueError(
                 f"python is for math, reasoning_gym and a function of a file, not for {self.name}"
@@ -94,23 +106,6 @@ class RewardSpec(Part, frozen=True):
         if not math.isfinite(self.weight):
             raise ValueError("weight is no number")
         memory_bytes(self.memory)
-
-    def _check_judge(self) -> None:
-        """Raises ValueError."""
-        if self.name != "judge":
-            plain = RewardSpec.__struct_defaults__
-            usual = dict(zip(RewardSpec.__struct_fields__, plain, strict=True))
-            if misplaced := [key for key in _OF_JUDGE if getattr(self, key) != usual[key]]:
-                raise ValueError(f"{misplaced[0]} is for judge, not for {self.name}")
-            return
-        if lacking := [key for key in ("url", "model") if getattr(self, key) is None]:
-            raise ValueError(f"{lacking[0]} is missing for judge")
-        if self.sandbox != "none":
-            raise ValueError("sandbox has no network, by which judge asks its model")
-        if not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
-            raise ValueError("range is the lowest score and the highest")
-        if self.prompt is not None and "{completion}" not in self.prompt:
-            raise ValueError("prompt has no {completion}, so that every sample would be the same")
 
     @property
     def curve(self) -> str:

@@ -24,7 +24,14 @@ def schema() -> _Schema:
         for key, value in of_part["properties"].items():
             if key in means:
                 value["description"] = means[key]
-    _allow_short_forms(parts)
+    # what `convert` allows beside the types: a name alone for algorithm and env, and no env
+    keys = parts["Spec"]["properties"]
+    names = parts[Algorithm.__name__]["properties"]["name"]
+    short = {key: value for key, value in names.items() if key in ("enum", "type")}
+    for key, more in (("algorithm", [short]), ("env", [{"type": "string"}, {"type": "null"}])):
+        section = {name: value for name, value in keys[key].items() if name == "$ref"}
+        others = {name: value for name, value in keys[key].items() if name not in ("$ref", "default")}
+        keys[key] = {"anyOf": [*more, section], **others}
     spec = parts.pop(root["$ref"].rpartition("/")[2])
     document = {"$schema": _DIALECT, **spec, "title": "A spec of lorad", "$defs": parts}
     cleaned: _Schema = _for_editors(document)
@@ -45,17 +52,6 @@ def _structs(kind: Any) -> list[type[Struct]]:
     if (direct := struct_in(kind)) is not None:
         return [direct]
     return [section for arg in get_args(kind) for section in _structs(arg)]
-
-
-def _allow_short_forms(parts: dict[str, _Schema]) -> None:
-    """Allow what `convert` allows beside the types: a name alone for algorithm and env, and no env."""
-    keys = parts["Spec"]["properties"]
-    names = parts[Algorithm.__name__]["properties"]["name"]
-    short = {key: value for key, value in names.items() if key in ("enum", "type")}
-    for key, more in (("algorithm", [short]), ("env", [{"type": "string"}, {"type": "null"}])):
-        section = {name: value for name, value in keys[key].items() if name == "$ref"}
-        others = {name: value for name, value in keys[key].items() if name not in ("$ref", "default")}
-        keys[key] = {"anyOf": [*more, section], **others}
 
 
 def _for_editors(value: Any) -> Any:

@@ -6,6 +6,7 @@ should: what it holds is counted before any of it is made.
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -122,12 +123,12 @@ def lines(node: Node, source: str, prefix: str = "") -> dict[str, str]:
     return places
 
 
+@dataclass(eq=False)
 class _Plain:
     """Makes values, and counts them: what aliases repeat counts each time."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._made = 0
+    _source: str
+    _made: int = 0
 
     def value(self, node: Node, inside: tuple[Node, ...] = ()) -> Any:
         where = f"{self._source}:{node.start_mark.line + 1}"
@@ -138,24 +139,21 @@ class _Plain:
             raise SpecError(f"{where}: an alias that holds itself", hint="Write the value out.")
         if isinstance(node, SequenceNode) and node.tag.endswith(":seq"):
             return [self.value(item, (*inside, node)) for item in node.value]
-        if isinstance(node, MappingNode) and node.tag.endswith(":map"):
-            return self._mapping(node, inside)
         if isinstance(node, ScalarNode):
             return _scalar(node, where)
+        if isinstance(node, MappingNode) and node.tag.endswith(":map"):
+            _refuse_twice(node, self._source)
+            mapping: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                key = key_node.value
+                where = f"{self._source}:{key_node.start_mark.line + 1}"
+                if not isinstance(key_node, ScalarNode) or key == "<<":
+                    raise SpecError(f"{where}: keys are plain words", hint="Write every key out.")
+                if len(key) > YAML_KEY:
+                    raise SpecError(f"{where}: a key of more than {YAML_KEY} characters", hint=_PAGE)
+                mapping[key] = self.value(value_node, (*inside, node))
+            return mapping
         raise SpecError(f"{where}: {node.tag[:80]} has no place here", hint="Leave the tag out.")
-
-    def _mapping(self, node: MappingNode, inside: tuple[Node, ...]) -> dict[str, Any]:
-        _refuse_twice(node, self._source)
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = key_node.value
-            where = f"{self._source}:{key_node.start_mark.line + 1}"
-            if not isinstance(key_node, ScalarNode) or key == "<<":
-                raise SpecError(f"{where}: keys are plain words", hint="Write every key out.")
-            if len(key) > YAML_KEY:
-                raise SpecError(f"{where}: a key of more than {YAML_KEY} characters", hint=_PAGE)
-            mapping[key] = self.value(value_node, (*inside, node))
-        return mapping
 
 
 def _scalar(node: ScalarNode, where: str) -> Any:

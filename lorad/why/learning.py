@@ -144,28 +144,13 @@ def _moved(facts: Facts) -> str:
 
 
 def length_hacking(facts: Facts) -> Finding | None:
-    """Find completions that get longer because length itself is rewarded."""
+    """Find completions that get longer because length itself is rewarded, within groups."""
     first = facts.start("response_length")
     last = facts.end("response_length")
     if not first or last is None or last < _LONGER * first or facts.trend("response_length") < 2:
         return None
-    earned = _correlation(facts.samples)
-    if earned < _EARNED or _right(facts.late) > _right(facts.early):
-        return None
-    return Finding(
-        "length-hacking",
-        "cause",
-        f"Completions grew from {first:.0f} to {last:.0f} tokens, and within a group reward goes with length "
-        f"(correlation {earned:.2f}) while no more answers are right.",
-        {"first": first, "last": last, "correlation": earned},
-        "algorithm.overlong={penalty: 1.0}",
-    )
-
-
-def _correlation(samples: Iterable[Sample]) -> float:
-    """Return the correlation of reward and length within groups; 0 where either does not differ."""
     groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for sample in samples:
+    for sample in facts.samples:
         if sample.reward is not None:
             group = groups.setdefault((sample.step, sample.prompt_id), [])
             group.append((float(sample.reward), float(sample.size)))
@@ -176,9 +161,19 @@ def _correlation(samples: Iterable[Sample]) -> float:
         rewards += [value - reward for value, _ in group]
         sizes += [length - size for _, length in group]
     try:
-        return correlation(rewards, sizes)
+        earned = correlation(rewards, sizes)
     except StatisticsError:  # fewer than two, or one of both never differs
-        return 0.0
+        earned = 0.0
+    if earned < _EARNED or _right(facts.late) > _right(facts.early):
+        return None
+    return Finding(
+        "length-hacking",
+        "cause",
+        f"Completions grew from {first:.0f} to {last:.0f} tokens, and within a group reward goes with length "
+        f"(correlation {earned:.2f}) while no more answers are right.",
+        {"first": first, "last": last, "correlation": earned},
+        "algorithm.overlong={penalty: 1.0}",
+    )
 
 
 def _right(samples: Iterable[Sample]) -> float:

@@ -7,7 +7,6 @@ Each function asks the daemon, so it runs on a thread.
 from collections.abc import Mapping
 
 from lorad.client.client import Client
-from lorad.records.runs import Run
 from lorad.records.versions import Checkpoint
 from lorad.states import RunState
 from lorad.text import size
@@ -19,7 +18,7 @@ _QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed lat
 
 def of_stop(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if _is_over(row):
+    if RunState(row.state).is_over:
         return ""
     if row.state == RunState.QUEUED:
         return _QUEUED
@@ -28,7 +27,7 @@ def of_stop(client: Client, run: str, _: _Values) -> str:
 
 def of_kill(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if _is_over(row):
+    if RunState(row.state).is_over:
         return ""
     if row.state == RunState.QUEUED:
         return _QUEUED
@@ -46,7 +45,7 @@ def of_resume(client: Client, run: str, values: _Values) -> str:
     reached = row.step
     if (
         not start
-        or not _is_over(row)
+        or not RunState(row.state).is_over
         or int(start) >= max(reached, 1)
         or int(start) == _newest(client.checkpoints(run))
     ):
@@ -60,7 +59,7 @@ def of_resume(client: Client, run: str, values: _Values) -> str:
 
 def of_rm(client: Client, run: str, _: _Values) -> str:
     row = client.show(run)
-    if not _is_over(row):
+    if not RunState(row.state).is_over:
         return ""
     versions = client.adapters(run)
     checkpoints = client.checkpoints(run)
@@ -101,10 +100,6 @@ def of_unalias(client: Client, alias: str, _: _Values) -> str:
 
 def of_end(client: Client, pool: str, _: _Values) -> str:
     return f"The base of {pool} is loaded again when a run or a request needs it, which takes its time."
-
-
-def _is_over(run: Run) -> bool:
-    return RunState(run.state).is_over
 
 
 def _newest(checkpoints: list[Checkpoint]) -> int | None:

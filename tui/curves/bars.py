@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lorad.client.histogram import AmountSpread, Bin
+from lorad.client.histogram import AmountSpread
 from lorad.tui.curves.axes import bare
 from lorad.tui.curves.plot import names
 
@@ -55,8 +55,3 @@ def bar_chart(spreads: Sequence[AmountSpread]) -> BarChart:
         ticks.append((len(bins), bare(bins[-1].high)))
     title = f"{title_of(spreads[0].metric)}: share of the samples"
     return BarChart(title, bars, ticks, len(bins))
-
-
-def range_of(part: Bin) -> str:
-    """Write the range of a bin, or its only value."""
-    return f"{part.low:.6g}" if part.low == part.high else f"{part.low:.6g} to {part.high:.6g}"

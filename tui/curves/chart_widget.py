@@ -157,33 +157,31 @@ class Looks(dict[str, Style]):
         self._faint = 0.55 if theme.dark else 0.5
 
     def __missing__(self, name: str) -> Style:
-        self[name] = style = self.base + self._made(name)
-        return style
-
-    def _made(self, name: str) -> Style:
         place = int(name[-1]) if name[-1].isdigit() else 0
         color = self.colors[place % RUNS]
         match name.rstrip("0123456789"):
             case "run":
-                return Style(color=color)
+                look = Style(color=color)
             case "best":
-                return Style(color=color, bold=True)
+                look = Style(color=color, bold=True)
             case "letter":
-                return Style(color=color, bold=True, reverse=True)
+                look = Style(color=color, bold=True, reverse=True)
             case "ground":
-                return self._mixed(color, self._faint)
+                look = self._mixed(color, self._faint)
             case "mark":
-                return Style(color=self.colors[MARKS], bold=True)
+                look = Style(color=self.colors[MARKS], bold=True)
             case "bad" | "cut":
-                return Style(color=self.colors[3], bold=True)
+                look = Style(color=self.colors[3], bold=True)
             case "cursor":
-                return Style(bold=True)
+                look = Style(bold=True)
             case "grid":
-                return self._mixed("", 0.8)
+                look = self._mixed("", 0.8)
             case "axis":
-                return self._mixed("", 0.65)
+                look = self._mixed("", 0.65)
             case _:
-                return self._mixed("", 0.35)
+                look = self._mixed("", 0.35)
+        self[name] = style = self.base + look
+        return style
 
     def _mixed(self, color: str, part: float) -> Style:
         """Mix a colour, or for "" that of the text, with a part of the background."""

@@ -288,7 +288,17 @@ def draw(plot: Plot, width: int, height: int) -> Picture | None:
     _axes(picture, plot, up)
     for curve, of in drawn:
         _curve(picture, curve, of, up)
-    _signs(picture, plot, drawn, up)
+    for curve, of in drawn:  # near its end the letter of its run, each at a place of its own
+        if curve.letter and not curve.ground:
+            end = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]
+            picture.put(up(end.last) // 4, GUTTER + end.column // 2, curve.letter, f"letter{curve.place}")
+    for x, y in plot.marks:
+        if plot.first <= x <= plot.last:
+            picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
+    for x, y, place in plot.best:
+        picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, BEST, f"best{place}")
+    for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
+        picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, _BAD, "bad")
     return picture
 
 
@@ -336,18 +346,3 @@ def _curve(picture: Picture, curve: Curve, of: list[_Stroke], up: _Scale) -> Non
             row, sign = (0, _UP) if stroke.high > up.first else (up.dots // 4 - 1, _DOWN)
             picture.put(row, GUTTER + stroke.column // 2, sign, "cut")
             picture.cut += 1
-
-
-def _signs(picture: Picture, plot: Plot, drawn: list[tuple[Curve, list[_Stroke]]], up: _Scale) -> None:
-    """Put markers, and on each curve near its end the letter of its run, each at a place of its own."""
-    for curve, of in drawn:
-        if curve.letter and not curve.ground:
-            end = of[max(len(of) - 4 - 6 * curve.place, 0)] if len(of) > 8 else of[-1]
-            picture.put(up(end.last) // 4, GUTTER + end.column // 2, curve.letter, f"letter{curve.place}")
-    for x, y in plot.marks:
-        if plot.first <= x <= plot.last:
-            picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, MARKER, "mark")
-    for x, y, place in plot.best:
-        picture.put(up(y) // 4, GUTTER + picture.across(x) // 2, BEST, f"best{place}")
-    for x in plot.bad[slice(*between(array("q", plot.bad), plot.first, plot.last))]:
-        picture.put(up.dots // 4 - 1, GUTTER + picture.across(x) // 2, _BAD, "bad")

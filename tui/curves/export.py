@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lorad.client.histogram import AmountSpread
 from lorad.errors import SpecError
@@ -93,33 +93,28 @@ def write_histograms(name: str, charts: Mapping[str, Sequence[AmountSpread]], ru
 
 # -- numbers -------------------------------------------------------------------------------------------------
 def _as_csv(metrics: Sequence[str], runs: Mapping[str, Track], look: CurveLook, first: int, last: int) -> str:
+    """Write step, x where that is another one, value, and the smoothed one, in order of steps."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     along = {"step": [], "tokens": ["tokens"], "time": ["seconds"]}[look.x]
     smoothed = ["smoothed"] if look.smooth else []
     writer.writerow(["run", "metric", "step", *along, "value", *smoothed])
     for metric in metrics:
-        for run, track in runs.items():
-            writer.writerows([run, metric, *row] for row in _rows(metric, track, look, first, last))
+        for run, whole in runs.items():
+            track = part(whole, look.x, first, last)
+            series = whole.sets.get(metric) or track.of(metric)
+            places = whole if metric in whole.sets else track
+            view = series.view(smoothing(metric, whole, look), False)
+            steps = [*series.xs, *series.bad]
+            values = [*map(str, series.ys), *("nan" for _ in series.bad)]
+            smooth = [*map(str, view.ys), *("" for _ in series.bad)]
+            for step, value, soft in sorted(zip(steps, values, smooth, strict=True), key=lambda row: row[0]):
+                x = places.place(look.x, step)
+                if first <= x <= last:
+                    beside: list[float] = [] if look.x == "step" else [x if look.x == "tokens" else x / 1000]
+                    row = [run, metric, step, *beside, value, soft]
+                    writer.writerow(row if look.smooth else row[:-1])
     return text.getvalue()
-
-
-def _rows(metric: str, whole: Track, look: CurveLook, first: int, last: int) -> list[list[Any]]:
-    """Return step, x where that is another one, value, and the smoothed one, in order of steps."""
-    track = part(whole, look.x, first, last)
-    series = whole.sets.get(metric) or track.of(metric)
-    places = whole if metric in whole.sets else track
-    view = series.view(smoothing(metric, whole, look), False)
-    steps = [*series.xs, *series.bad]
-    values = [*map(str, series.ys), *("nan" for _ in series.bad)]
-    smoothed = [*map(str, view.ys), *("" for _ in series.bad)]
-    rows = list[list[Any]]()
-    for step, value, soft in sorted(zip(steps, values, smoothed, strict=True), key=lambda row: row[0]):
-        x = places.place(look.x, step)
-        if first <= x <= last:
-            beside: list[float] = [] if look.x == "step" else [x if look.x == "tokens" else x / 1000]
-            rows.append([step, *beside, value, soft][: None if look.smooth else -1])
-    return rows
 
 
 # -- pictures ------------------------------------------------------------------------------------------------
@@ -134,7 +129,14 @@ def _as_png(charts: Mapping[str, Plot | BarChart], runs: Sequence[str]) -> bytes
         grid = [*figure.subplots(rows, columns, squeeze=False).flat]
         for axes, (metric, drawn) in zip(grid, charts.items(), strict=False):
             if isinstance(drawn, BarChart):
-                _bars(axes, drawn, runs)
+                for run in range(len(runs)):
+                    own = [bar[1:] for bar in drawn.bars if bar[0] == run]
+                    lefts, widths, heights = zip(*own, strict=True) if own else ((), (), ())
+                    axes.bar(lefts, heights, widths, align="edge", color=_color(run), label=_label(run, runs))
+                axes.set_xticks(*zip(*drawn.ticks, strict=True) if drawn.ticks else ([], []))
+                axes.set_title(drawn.title)
+                axes.spines[["top", "right"]].set_visible(False)
+                axes.legend(frameon=False)
             else:
                 _chart(axes, metric, drawn, runs)
         for axes in grid[len(charts) :]:
@@ -174,17 +176,6 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
     named = [*zip(handles, texts, strict=True)]
     curves = len(runs)  # they are drawn from the last to the first
     axes.legend(*zip(*named[:curves][::-1], *named[curves:], strict=True), frameon=False)
-
-
-def _bars(axes: "Axes", drawn: BarChart, runs: Sequence[str]) -> None:
-    for run in range(len(runs)):
-        own = [bar[1:] for bar in drawn.bars if bar[0] == run]
-        lefts, widths, heights = zip(*own, strict=True) if own else ((), (), ())
-        axes.bar(lefts, heights, widths, align="edge", color=_color(run), label=_label(run, runs))
-    axes.set_xticks(*zip(*drawn.ticks, strict=True) if drawn.ticks else ([], []))
-    axes.set_title(drawn.title)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
 
 
 def _label(place: int, runs: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lorad.records.measured import Step
@@ -22,19 +22,19 @@ AXES = ("step", "tokens", "time")
 """What x can be: steps, tokens sampled until then, milliseconds since the run's first step began."""
 
 
+@dataclass(eq=False)
 class _View:
     """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun
     without bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
 
-    def __init__(self, weight: float, log: bool) -> None:
-        self.xs = array("q")
-        self.ys = array("d")
-        self.left = array("q")
-        self._weight = weight
-        self._log = log
-        self._seen = 0
-        self._sum = 0.0
-        self._share = 0.0
+    _weight: float
+    _log: bool
+    xs: array[int] = field(default_factory=lambda: array("q"))
+    ys: array[float] = field(default_factory=lambda: array("d"))
+    left: array[int] = field(default_factory=lambda: array("q"))
+    _seen: int = 0
+    _sum: float = 0.0
+    _share: float = 0.0
 
     def follow(self, xs: array[int], ys: array[float]) -> None:
         """Take what is new at the end."""
@@ -54,15 +54,15 @@ class _View:
         self._seen = len(xs)
 
 
+@dataclass(eq=False)
 class Series:
     """Points in order of x. What is not a finite number is left out, its x stands in `bad`."""
 
-    def __init__(self) -> None:
-        self.xs = array("q")
-        self.ys = array("d")
-        self.bad = array("q")
-        self.left = array("q")
-        self._views: dict[tuple[float, bool], _View] = {}
+    xs: array[int] = field(default_factory=lambda: array("q"))
+    ys: array[float] = field(default_factory=lambda: array("d"))
+    bad: array[int] = field(default_factory=lambda: array("q"))
+    left: array[int] = field(default_factory=lambda: array("q"))
+    _views: dict[tuple[float, bool], _View] = field(default_factory=dict)
 
     def add(self, x: int, y: Any) -> None:
         if isinstance(y, int | float) and math.isfinite(y):
@@ -106,6 +106,7 @@ class Series:
         self._views.clear()
 
 
+@dataclass(eq=False)
 class Track:
     """A run: a series for each metric, of every `every`-th step and the last one.
 
@@ -113,14 +114,13 @@ class Track:
         detail: The steps of a window at a finer grain.
     """
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = every
-        self.steps = array("q")
-        self.series: dict[str, Series] = {}
-        self.sets: dict[str, Series] = {}  # of evaluations, `eval` first
-        self.detail: Detail | None = None
-        self.parent: Track | None = None  # where this is the detail of another track
-        self._placed: dict[str, dict[int, int]] = {}
+    every: int = 1
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    series: dict[str, Series] = field(default_factory=dict)
+    sets: dict[str, Series] = field(default_factory=dict)  # of evaluations, `eval` first
+    detail: Detail | None = None
+    parent: Track | None = None  # where this is the detail of another track
+    _placed: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def add(self, steps: Iterable[Step]) -> None:
         """Take steps as the client gives them, which come after the ones of this track."""

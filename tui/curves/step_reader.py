@@ -6,7 +6,7 @@ Of a run with very many steps the server sends every n-th one; of the window tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lorad.client.client import Client
@@ -78,11 +78,11 @@ class _Place:
     window: tuple[int, int, int] | None = None
 
 
+@dataclass(eq=False)
 class StepReader:
     """Remembers how far it read. Used by one thread."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
+    _places: dict[str, _Place] = field(default_factory=dict)
 
     def read(
         self,

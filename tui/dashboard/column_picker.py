@@ -88,20 +88,18 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
             self._names.append(typed)
         listed = self.query_one(OptionList)
         listed.clear_options()
-        listed.add_options(
-            [Option(self._line(name)) for name in self._names]
-            or [Option(Text("no column is called so"), disabled=True)]
-        )
+        options = []
+        for name in self._names:
+            is_on = name in self._chosen
+            place = f"{self._chosen.index(name) + 1:>2} " if is_on else "   "
+            kind = "" if name in OFFERED else "a key of the spec" if "." in name else "a metric"
+            says = _SAYS.get(name, kind)
+            sign = ("[x] ", "bold green") if is_on else ("[ ] ", "")
+            options.append(Text.assemble(sign, (place, "dim"), f"{one_line(name):<16} ", (says, "dim")))
+        nothing = Option(Text("no column is called so"), disabled=True)
+        listed.add_options(map(Option, options) if options else [nothing])
         if self._names:
             listed.highlighted = self._names.index(at) if at in self._names else 0
-
-    def _line(self, name: str) -> Text:
-        is_on = name in self._chosen
-        place = f"{self._chosen.index(name) + 1:>2} " if is_on else "   "
-        kind = "" if name in OFFERED else "a key of the spec" if "." in name else "a metric"
-        says = _SAYS.get(name, kind)
-        sign = ("[x] ", "bold green") if is_on else ("[ ] ", "")
-        return Text.assemble(sign, (place, "dim"), f"{one_line(name):<16} ", (says, "dim"))
 
     @property
     def _at(self) -> str | None:

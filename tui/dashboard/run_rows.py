@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rich.text import Text
@@ -39,12 +40,12 @@ _NOT_YOURS = "⊘"
 _LONGEST = 80  # characters of a name that are looked at: no column is wider
 
 
+@dataclass(eq=False)
 class Lazy(Mapping[str, _T], Generic[_T]):
-    """Something about rows, which `make` makes from the key of a row when it is asked for."""
+    """Something about rows, which `_make` makes from the key of a row when it is asked for."""
 
-    def __init__(self, rows: Mapping[str, Any], make: Callable[[str], _T]) -> None:
-        self._rows = rows
-        self._make = make
+    _rows: Mapping[str, Any]
+    _make: Callable[[str], _T]
 
     def __getitem__(self, key: str) -> _T:
         return self._make(key)
@@ -59,6 +60,7 @@ class Lazy(Mapping[str, _T], Generic[_T]):
         return key in self._rows
 
 
+@dataclass(eq=False)
 class CellMaker:
     """Makes cells of runs: the same ones as before as long as the run is the same one, and as old.
 
@@ -69,16 +71,15 @@ class CellMaker:
         has_losses: A run of the table has a loss in the place of a reward, so that each figure has its name.
     """
 
-    def __init__(self) -> None:
-        self.columns: tuple[str, ...] = USUAL
-        self.width = 8
-        self.scale: Scale | None = None
-        self.has_losses = False
-        self.may_act: Callable[[str | None], bool] = lambda owner: True
-        self.alarms: Mapping[str, Sequence[Alarm]] = {}  # by run
-        self.devices: Mapping[str, str] = {}
-        self.costs: Mapping[str, float] = {}
-        self._made: dict[str, tuple[Run, Any, _Cells]] = {}
+    columns: tuple[str, ...] = USUAL
+    width: int = 8
+    scale: Scale | None = None
+    has_losses: bool = False
+    may_act: Callable[[str | None], bool] = lambda owner: True
+    alarms: Mapping[str, Sequence[Alarm]] = field(default_factory=dict)  # by run
+    devices: Mapping[str, str] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    _made: dict[str, tuple[Run, Any, _Cells]] = field(default_factory=dict)
 
     def cells(self, run: Run, *, is_member: bool = False) -> _Cells:
         """Make the cells of a run. is_member: the run stands below the row of its sweep."""

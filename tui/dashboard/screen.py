@@ -135,7 +135,10 @@ class Dashboard(Base):
         maker.alarms = self._alarms
         maker.devices = devices_of(self._news.pools) if "device" in maker.columns else {}
         maker.costs = self._news.costs
-        runs = self._matching()
+        runs = self._runs
+        if words := filter.words(self.filter):
+            kinds = {name: " ".join(alarm.kind for alarm in self._alarms.get(name, ())) for name in runs}
+            runs = {n: run for n, run in runs.items() if filter.has(filter.fields(run, kinds[n]), words)}
         maker.scale = scale = self._scale(runs) if "recent" in maker.columns else None
         maker.has_losses = has_losses(runs.values())
         titles = {"reward": "figure"} if maker.has_losses else {}
@@ -175,18 +178,6 @@ class Dashboard(Base):
             recent = run.recent[-self._made.width :]
             self._spans[name] = last if last and is_same else (run, span([recent]))
         return span([ends for _, ends in self._spans.values() if ends])
-
-    def _matching(self) -> dict[str, Run]:
-        """Return the runs that match the filter."""
-        words = filter.words(self.filter)
-        if not words:
-            return self._runs
-        matching = {}
-        for name, run in self._runs.items():
-            kinds = " ".join(alarm.kind for alarm in self._alarms.get(name, ()))
-            if filter.has(filter.fields(run, kinds), words):
-                matching[name] = run
-        return matching
 
     def _draw_panes(self) -> None:
         news = self._news

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.text import Text
 
@@ -56,12 +57,12 @@ def folded(runs: Iterable[Run], opened: Collection[str]) -> tuple[Groups, dict[s
     return rows, parents
 
 
+@dataclass(eq=False)
 class SweepMaker:
     """Makes cells of sweeps, the same ones as before as long as nothing of them changed."""
 
-    def __init__(self, runs: CellMaker) -> None:
-        self._runs = runs
-        self._made: dict[str, tuple[list[Run], object, dict[str, Text]]] = {}
+    _runs: CellMaker
+    _made: dict[str, tuple[list[Run], object, dict[str, Text]]] = field(default_factory=dict)
 
     def cells(self, group: list[Run], *, is_open: bool) -> dict[str, Text]:
         """Make the cells of a sweep: what its leader has, but for its name, its states and its sums."""

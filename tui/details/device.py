@@ -1,7 +1,6 @@
 """A device as nvitop shows it: its last hour, and the processes on it with their users."""
 
 import time
-from collections.abc import Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -9,7 +8,7 @@ from rich.text import Text
 from textual.geometry import Size
 
 from lorad.client.client import Client
-from lorad.records.devices import Device, DeviceSample
+from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.text import one_line, size
 from lorad.tui.dashboard.one_liners import busy, holder, used
@@ -106,35 +105,20 @@ def hour(device: Device, width: int, height: int, now: float) -> Text:
     for name, value, values, top in figures:
         parts.append(Text.assemble((f"{name} ", "bold"), value))
         if past:
-            lines = _bars(_spread(past, values, width, now), top, height)
-            parts += [Text(line, style="green") for line in lines]
+            # as many parts of the hour as there are cells, each its mean or None
+            cells: list[list[float]] = [[] for _ in range(width)]
+            for sample, measured in zip(past, values, strict=True):
+                place = int((sample.at - now + _HOUR) / _HOUR * width)
+                if measured is not None and 0 <= place <= width:
+                    cells[min(place, width - 1)].append(measured)
+            means = [sum(cell) / len(cell) if cell else None for cell in cells]
+            for row in reversed(range(height)):  # what was not measured is blank
+                line = ""
+                for mean in means:
+                    share = min(max((mean or 0.0) / top if top else 0.0, 0.0), 1.0)
+                    eighths = round(share * height * 8) - row * 8
+                    line += " " if mean is None else _EIGHTHS[max(min(eighths, 8), 1 if row == 0 else 0)]
+                parts.append(Text(line, style="green"))
     axis = f"{'1 hour ago':<{max(width - 3, 10)}}now" if past else "Nothing of the last hour was measured."
     parts.append(Text(axis, style="dim"))
     return Text("\n", no_wrap=True, overflow="crop").join(parts)
-
-
-def _spread(
-    past: Sequence[DeviceSample], values: Sequence[float | None], width: int, now: float
-) -> list[float | None]:
-    """Put the values into as many parts of the hour as there are cells, each its mean or None."""
-    parts: list[list[float]] = [[] for _ in range(width)]
-    for sample, value in zip(past, values, strict=True):
-        place = int((sample.at - now + _HOUR) / _HOUR * width)
-        if value is not None and 0 <= place <= width:
-            parts[min(place, width - 1)].append(value)
-    return [sum(part) / len(part) if part else None for part in parts]
-
-
-def _bars(values: Sequence[float | None], top: float, height: int) -> list[str]:
-    """Draw columns of `height` lines, from the top line to the lowest; what was not measured is blank."""
-    lines = []
-    for row in reversed(range(height)):
-        line = ""
-        for value in values:
-            if value is None:
-                line += " "
-                continue
-            eighths = round(min(max(value / top if top else 0.0, 0.0), 1.0) * height * 8) - row * 8
-            line += _EIGHTHS[max(min(eighths, 8), 1 if row == 0 else 0)]
-        lines.append(line)
-    return lines

@@ -4,7 +4,6 @@ from msgspec import Struct
 from rich.text import Text
 from textual.geometry import Size
 
-from lorad.client.client import Client
 from lorad.records.pools import NodeStatus, Pool
 from lorad.text import age, one_line
 from lorad.tui.dashboard.one_liners import base, counted
@@ -34,12 +33,15 @@ class _Seen(Struct, frozen=True):
 
 def nodes() -> DetailScreen:
     return DetailScreen(
-        DetailKind("nodes", ["nodes"], _COLUMNS, _fetch, _draw, "No pool of this daemon has the node.")
+        DetailKind(
+            "nodes",
+            ["nodes"],
+            _COLUMNS,
+            lambda client, _: _Seen(client.nodes(), client.pools()),
+            _draw,
+            "No pool of this daemon has the node.",
+        )
     )
-
-
-def _fetch(client: Client, _chosen: Chosen) -> _Seen:
-    return _Seen(client.nodes(), client.pools())
 
 
 def _draw(seen: _Seen | None, _chosen: Chosen, _size: Size) -> Drawn:

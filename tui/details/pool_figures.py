@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from rich.text import Text
 
-from lorad.records.pools import Pool, PoolEngine, PoolTrainer
+from lorad.records.pools import Pool
 from lorad.records.runs import Run
 from lorad.records.versions import ServedAlias
 from lorad.text import duration, one_line, size
@@ -42,53 +42,43 @@ def lines(pool: Pool, waiting: int) -> Text:
     about += [f"{pool.threads} threads"] if pool.threads else []
     about += [f"idle for {duration(pool.idle_seconds)}"] if pool.idle_seconds >= 1 else []
     about += [f"{waiting} waiting for it"] if waiting else []
-    parts = {"pool": about, "engine": _engine(pool, pool.engine), "trainer": _trainer(pool, pool.trainer)}
-    parts["memory"] = _memory(pool)
+    engine = pool.engine
+    trainer = pool.trainer
+    samples = [" ".join(filter(None, (engine.name, engine.software or "")))]
+    if isinstance(engine.alive, bool):
+        samples += [
+            "GONE" if not engine.alive else "asleep" if engine.asleep else "awake",
+            f"queue: {engine.running or 0} decoding, {engine.waiting or 0} waiting",
+        ]
+        if isinstance(engine.slots, int):
+            samples.append(f"{engine.slots_used or 0}/{engine.slots} versions")
+        if isinstance(engine.prefix_hits, float):
+            samples.append(f"prompt cache: {engine.prefix_hits:.0%} hits")
+        if isinstance(engine.cache_used, float):
+            samples.append(f"{engine.cache_used:.0%} full")
+        if isinstance(engine.adapters_per_step, float):
+            samples.append(f"{engine.adapters_per_step:g} versions a step")
+        samples += [f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
+    trains = [trainer.name]
+    if isinstance(trainer.alive, bool):
+        trains += [] if trainer.alive else ["GONE"]
+        trains += ["its base is in host memory"] if trainer.here is False else []
+        trains += [f"{speed(pool.trainer_tokens_per_second)} tok/s", trainer.detail or ""]
+    memory = list[str]()
+    if isinstance(trainer.memory, int):
+        peak = f" (peak {size(trainer.memory_peak)})" if isinstance(trainer.memory_peak, int) else ""
+        memory.append(f"trainer {size(trainer.memory)}{peak}")
+    if (capacity := pool.capacity) and capacity.memory:
+        memory.append(f"slots and versions {size(capacity.memory_used)} of {size(capacity.memory)}")
+    if slots := sum(run.bytes for run in pool.runs):
+        memory.append(f"of these, slots {size(slots)}")
+    host = f"process {size(pool.memory_bytes)} of host memory" if pool.memory_bytes else ""
+    parts = {"pool": about, "engine": samples, "trainer": trains, "memory": [*memory, host]}
     return Text("\n").join(
         Text.assemble((f"{head:<8}", "dim"), one_line(" · ".join(filter(None, words))))
         for head, words in parts.items()
         if any(words)
     )
-
-
-def _engine(pool: Pool, engine: PoolEngine) -> list[str]:
-    words = [" ".join(filter(None, (engine.name, engine.software or "")))]
-    if not isinstance(engine.alive, bool):
-        return words
-    words.append("GONE" if not engine.alive else "asleep" if engine.asleep else "awake")
-    words.append(f"queue: {engine.running or 0} decoding, {engine.waiting or 0} waiting")
-    if isinstance(engine.slots, int):
-        words.append(f"{engine.slots_used or 0}/{engine.slots} versions")
-    if isinstance(engine.prefix_hits, float):
-        words.append(f"prompt cache: {engine.prefix_hits:.0%} hits")
-    if isinstance(engine.cache_used, float):
-        words.append(f"{engine.cache_used:.0%} full")
-    if isinstance(engine.adapters_per_step, float):
-        words.append(f"{engine.adapters_per_step:g} versions a step")
-    return [*words, f"{speed(pool.engine_tokens_per_second)} tok/s", engine.detail or ""]
-
-
-def _trainer(pool: Pool, trainer: PoolTrainer) -> list[str]:
-    words = [trainer.name]
-    if not isinstance(trainer.alive, bool):
-        return words
-    words += [] if trainer.alive else ["GONE"]
-    words += ["its base is in host memory"] if trainer.here is False else []
-    return [*words, f"{speed(pool.trainer_tokens_per_second)} tok/s", trainer.detail or ""]
-
-
-def _memory(pool: Pool) -> list[str]:
-    trainer = pool.trainer
-    capacity = pool.capacity
-    words = list[str]()
-    if isinstance(trainer.memory, int):
-        peak = f" (peak {size(trainer.memory_peak)})" if isinstance(trainer.memory_peak, int) else ""
-        words.append(f"trainer {size(trainer.memory)}{peak}")
-    if capacity and capacity.memory:
-        words.append(f"slots and versions {size(capacity.memory_used)} of {size(capacity.memory)}")
-    if slots := sum(run.bytes for run in pool.runs):
-        words.append(f"of these, slots {size(slots)}")
-    return [*words, f"process {size(pool.memory_bytes)} of host memory" if pool.memory_bytes else ""]
 
 
 def rows(seen: Seen) -> dict[str, Cells]:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lorad.client.boxes.hosts import ALL
@@ -27,13 +28,13 @@ class Candidate(NamedTuple):
     says: str = ""
 
 
+@dataclass(eq=False)
 class Source:
     """What the daemon knows, asked once for as long as a line is open. Not for several threads at once."""
 
-    def __init__(self, client: Client, themes: Iterable[str]) -> None:
-        self._client = client
-        self._themes = themes
-        self._had: dict[str, Any] = {}
+    _client: Client
+    _themes: Iterable[str]
+    _had: dict[str, Any] = field(default_factory=dict)
 
     def candidates(self, line: str) -> list[Candidate]:
         """Return what the last word of a line can be. Nothing where the daemon does not answer."""
@@ -94,7 +95,13 @@ class Source:
                 kept = self._once(f"steps {words[1]}", lambda: self._client.checkpoints(words[1]))
                 return [(str(one.step), f"@{one.version}") for one in reversed(kept)]
             case "key":
-                return _keys(last)
+                from lorad.spec.errors import choices, leaves
+                from lorad.spec.model import Spec
+
+                key, equals, _ = last.partition("=")  # behind which are their values, where these are few
+                if not equals:
+                    return [(f"{name}=", "") for name in leaves(Spec)]
+                return [(f"{key}={choice}", "") for choice in choices(Spec, key)]
         return [(word, "") for word in self._filter_values(kind)]
 
     def _filter_values(self, kind: str) -> Iterable[str]:
@@ -135,14 +142,3 @@ class Source:
         if key not in self._had:
             self._had[key] = ask()
         return cast(_T, self._had[key])
-
-
-def _keys(last: str) -> list[tuple[str, str]]:
-    """Return keys of the spec, and behind `=` their values where these are few."""
-    from lorad.spec.errors import choices, leaves
-    from lorad.spec.model import Spec
-
-    key, equals, _ = last.partition("=")
-    if not equals:
-        return [(f"{name}=", "") for name in leaves(Spec)]
-    return [(f"{key}={choice}", "") for choice in choices(Spec, key)]

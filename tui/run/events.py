@@ -1,6 +1,5 @@
 """The events of a run, newest first: all of them, the events of one kind, or those with some words."""
 
-import shlex
 import time
 from collections import deque
 from typing import NamedTuple
@@ -128,9 +127,6 @@ class EventsTab(FilteredTab):
         if event is not None:
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f"  {what(event)}"
         self.query_one("#event", Line).say(text)
-
-    def command(self) -> str:
-        return f"lorad show {shlex.quote(self.run_name)}"
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_kind(self, by: int) -> None:

@@ -53,7 +53,7 @@ class LogView(ScrollView, can_focus=True):
     def grown(self, gone: int) -> None:
         """Show that there are more lines at the end, and so many (`gone`) fewer at the beginning."""
         before = self.scroll_offset.y
-        self._measure()
+        self.virtual_size = Size(self.lines.width + 2, len(self.lines.shown))
         if self.follows:
             self._to_end()
             self.call_after_refresh(self._to_end)  # a scrollbar below may have come
@@ -63,14 +63,11 @@ class LogView(ScrollView, can_focus=True):
 
     def changed(self) -> None:
         """Show the log again, from its end."""
-        self._measure()
+        self.virtual_size = Size(self.lines.width + 2, len(self.lines.shown))
         self._follow(True)
         self._to_end()
         self.call_after_refresh(self._to_end)
         self.refresh()
-
-    def _measure(self) -> None:
-        self.virtual_size = Size(self.lines.width + 2, len(self.lines.shown))
 
     def _to_end(self) -> None:
         self.scroll_to(y=self.max_scroll_y, animate=False, immediate=True, force=True)

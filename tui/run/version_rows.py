@@ -3,6 +3,7 @@ forked from it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rich.text import Text
@@ -52,7 +53,25 @@ def drawn(
 
     A branch stands right above the node that it grew from, its first node beside a joint.
     """
-    heirs, others, roots = _lines(parents, tip, leaves)
+    children = dict[str, list[str]]()
+    newest = {key: n for n, key in enumerate(parents)}
+    roots = list[str]()
+    for key, parent in parents.items():
+        (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
+    for key in reversed(list(parents)):
+        if (parent := parents[key]) is not None and parent in newest:
+            newest[parent] = max(newest[parent], newest[key])
+    trunk = set[str]()
+    above = tip
+    while above is not None and above in parents:
+        trunk.add(above)
+        above = parents[above]
+    heirs = {  # who continues the line of each node
+        key: max(grown, key=lambda child: (child in trunk, child not in leaves, newest[child]))
+        for key, grown in children.items()
+        if key != tip
+    }
+    others = {key: [one for one in grown if one != heirs.get(key)] for key, grown in children.items()}
     inherits = set(heirs.values())
     # (node, level, whether its line is yet to be laid)
     rows = list[_Row]()
@@ -69,32 +88,6 @@ def drawn(
             todo += [(branch, level + 1, True) for branch in others.get(member, ())]
             member = heirs.get(member)
     return rows
-
-
-def _lines(
-    parents: Mapping[str, str | None], tip: str | None, leaves: Collection[str]
-) -> tuple[dict[str, str], dict[str, list[str]], Sequence[str]]:
-    """Return who continues the line of each node, who else grew from it, and the roots; oldest first."""
-    children = dict[str, list[str]]()
-    newest = {key: n for n, key in enumerate(parents)}
-    roots = list[str]()
-    for key, parent in parents.items():
-        (children.setdefault(parent, []) if parent is not None and parent in parents else roots).append(key)
-    for key in reversed(list(parents)):
-        if (parent := parents[key]) is not None and parent in newest:
-            newest[parent] = max(newest[parent], newest[key])
-    trunk = set[str]()
-    node = tip
-    while node is not None and node in parents:
-        trunk.add(node)
-        node = parents[node]
-    heirs = {
-        key: max(grown, key=lambda child: (child in trunk, child not in leaves, newest[child]))
-        for key, grown in children.items()
-        if key != tip
-    }
-    others = {key: [one for one in grown if one != heirs.get(key)] for key, grown in children.items()}
-    return heirs, others, roots
 
 
 class History(NamedTuple):
@@ -147,11 +140,11 @@ def layout(history: History) -> list[_Row]:
     return drawn(parents, tip, leaves)
 
 
+@dataclass(eq=False)
 class Painter:
     """Makes cells, and again only of what changed: there are thousands."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[Any, Cells]] = {}
+    _made: dict[str, tuple[Any, Cells]] = field(default_factory=dict)
 
     def rows(self, history: History) -> dict[str, Cells]:
         """Return the rows by key, newest first."""

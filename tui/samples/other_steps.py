@@ -73,7 +73,14 @@ class PromptFinder:
         for other_step in self._nearby(step):
             if is_over() or time.monotonic() > until:
                 break
-            prompts = self._keys(other_step)
+            if other_step not in self._prompts:
+                try:
+                    self._groups(other_step)
+                except DaemonUnreachable:
+                    raise
+                except LoradError:
+                    self._know(other_step, frozenset())
+            prompts = self._prompts.get(other_step, frozenset())
             if self._key(group) in prompts:
                 return self.at(other_step, group)
             steps += [other_step] if prompts else []
@@ -99,16 +106,6 @@ class PromptFinder:
 
     def _key(self, group: Group) -> str:
         return group.prompt if self._is_other else group.id
-
-    def _keys(self, step: int) -> frozenset[str]:
-        if step not in self._prompts:
-            try:
-                self._groups(step)
-            except DaemonUnreachable:
-                raise
-            except LoradError:
-                self._know(step, frozenset())
-        return self._prompts.get(step, frozenset())
 
     def _groups(self, step: int) -> list[Group]:
         if self._last[0] != step:

@@ -73,14 +73,26 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
 
 
 def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
-    """Yield what a turn of the model is made of; a call whose text is not there is a line of its own."""
+    """Yield what a turn of the model is made of: calls in a line each, with what went wrong, also where the
+    text of one is not there.
+    """
     done = 0
     for call in calls:
         written = inert(call.written)
         place = text.find(written, done) if written else -1
         begin, end = (place, place + len(written)) if place >= 0 else (done, done)
         yield from _without_ends(text, done, begin, at)
-        yield Part("call", at + begin, at + end, _call_line(call))
+        arguments = "?"
+        if call.arguments is not None:
+            texts = {name: msgspec.json.encode(value).decode() for name, value in call.arguments.items()}
+            arguments = ", ".join(f"{one_line(name)}={one_line(value)}" for name, value in texts.items())
+        if len(arguments) > _ARGUMENTS:
+            arguments = arguments[:_ARGUMENTS] + "…"
+        wrong = (
+            "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
+        )
+        line = f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"
+        yield Part("call", at + begin, at + end, line)
         done = end
     if done < len(text) or not calls:
         yield from _without_ends(text, done, len(text), at)
@@ -94,15 +106,3 @@ def _without_ends(text: str, start: int, end: int, at: int) -> Iterator[Part]:
         end -= 1
     if start < end:
         yield Part("said", at + start, at + end)
-
-
-def _call_line(call: ToolCall) -> str:
-    """Write a call in one line, with what went wrong."""
-    arguments = "?"
-    if call.arguments is not None:
-        texts = {name: msgspec.json.encode(value).decode() for name, value in call.arguments.items()}
-        arguments = ", ".join(f"{one_line(name)}={one_line(text)}" for name, text in texts.items())
-    if len(arguments) > _ARGUMENTS:
-        arguments = arguments[:_ARGUMENTS] + "…"
-    wrong = "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
-    return f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"

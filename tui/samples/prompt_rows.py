@@ -61,35 +61,28 @@ def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) ->
     same = max(common.rfind(" "), common.rfind("\n")) + 1  # up to a word
     if same < _COMMON:
         same = 0
-    return {
-        group.id: _cells(group, ("…" if same else "") + text[same:], measure, matches.get(group.id, 0))
-        for group, text in zip(groups, questions, strict=True)
-    }
-
-
-def _cells(group: Group, prompt: str, measure: Scale, matches: int) -> dict[str, Text]:
-    """Make the cells of a group. prompt: what tells it from the others of the step."""
-    start = one_line(prompt[:_START])
-    mean = group.mean
-    spread = group.spread
-    rewards = group.rewards
-    order = values(group)
-    plain = {
-        "mean": number(mean),
-        "reward": "" if mean is None else bar(measure.share(mean), 6),
-        "worst": number(min(rewards, default=None)),
-        "best": number(max(rewards, default=None)),
-        "spread": f"{'' if spread else _FLAT}{number(spread)}",
-        "turns": number(order["turns"], 1),
-        "end": _ends(group),
-        "tokens": number(order["tokens"], 0),
-        "failed": f"✖ {order['failed']:g}" if order["failed"] else "",
-        "n": str(len(group.samples)),
-    }
-    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    row["reward"].stylize("cyan")
-    row["failed"].stylize("red")
-    return {**row, "prompt": _with_sign(matches, start)}
+    cells = dict[str, dict[str, Text]]()
+    for group, text in zip(groups, questions, strict=True):
+        mean = group.mean
+        order = values(group)
+        plain = {
+            "mean": number(mean),
+            "reward": "" if mean is None else bar(measure.share(mean), 6),
+            "worst": number(min(group.rewards, default=None)),
+            "best": number(max(group.rewards, default=None)),
+            "spread": f"{'' if group.spread else _FLAT}{number(group.spread)}",
+            "turns": number(order["turns"], 1),
+            "end": _ends(group),
+            "tokens": number(order["tokens"], 0),
+            "failed": f"✖ {order['failed']:g}" if order["failed"] else "",
+            "n": str(len(group.samples)),
+        }
+        row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
+        row["reward"].stylize("cyan")
+        row["failed"].stylize("red")
+        start = one_line((("…" if same else "") + text[same:])[:_START])  # what tells it from the others
+        cells[group.id] = {**row, "prompt": _with_sign(matches.get(group.id, 0), start)}
+    return cells
 
 
 def _with_sign(matches: int, text: str) -> Text:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lorad.client.client import Client
@@ -48,12 +49,12 @@ def steps_of(client: Client, run: str, set: str = "", newest: int | None = None)
     return [each.step for each in evals if (each.problems if set == MAIN else set in each.sets)]
 
 
+@dataclass(eq=False)
 class StepReading:
     """Reads once for each attempt and step: samples never change."""
 
-    def __init__(self) -> None:
-        self._had: Step | None = None
-        self._pace = Pauses()
+    _had: Step | None = None
+    _pace: Pauses = field(default_factory=Pauses)
 
     def read(
         self, client: Client, changes: Changes, run: RunDetails, set: str, step: int | None
@@ -74,20 +75,19 @@ class StepReading:
             return None if self._had is had else self._had
         if is_known and step is None and not self._pace.is_due:
             return None
-        groups, words = self._asked(client, run.name, set, at)
-        self._had = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
-        return self._had
-
-    def _asked(self, client: Client, run: str, set: str, at: int) -> tuple[list[Group], str]:
-        """Return the groups of a step, and what is said where there are none."""
+        groups = list[Group]()
+        words = f"Step {at} has no samples."
         if at < 0 or (at == 0 and not set):
             none_yet = f"No evaluation of {set} has ended yet." if set else ""
-            return [], none_yet or "No samples yet: the first step has not ended."
-        try:
-            with self._pace.asking():
-                rows = client.samples(run, step=at, limit=LIMIT, eval=set or None, brief=True)
-            return grouped(rows), f"Step {at} has no samples."
-        except DaemonUnreachable:
-            raise
-        except LoradError as error:
-            return [], error.in_full
+            words = none_yet or "No samples yet: the first step has not ended."
+        else:
+            try:
+                with self._pace.asking():
+                    rows = client.samples(run.name, step=at, limit=LIMIT, eval=set or None, brief=True)
+                groups = grouped(rows)
+            except DaemonUnreachable:
+                raise
+            except LoradError as error:
+                words = error.in_full
+        self._had = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
+        return self._had

@@ -73,7 +73,23 @@ class Help(ModalScreen[None]):
     def _draw(self) -> None:
         words = self._search.value.casefold().split()
         keymap = cast(AppPort, self.app).config.tui.keymap
-        sections = _matching(words, keymap) if words else _nearest(self._working)
+        sections: _Sections = {}
+        if words:  # which are all a part of the line and the heading of a key
+            for heading, rows in HELP.items():
+                for row in rows:
+                    typed = key_names(keymap.get(row.id, row.keys))
+                    text = f"{heading} {typed} {row.meaning} {row.id}".casefold()
+                    if all(word in text for word in words):
+                        sections.setdefault(heading, []).append(row)
+        else:  # what works, in its order; what is not of one screen alone comes last
+            places = {id: place for place, id in enumerate(self._working)}
+            first = dict[str, int]()
+            for heading, rows in HELP.items():
+                if inside := [places[row.id] for row in rows if row.id in places]:
+                    first[heading] = min(inside)
+            headings = sorted(first, key=first.__getitem__)
+            headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
+            sections = {heading: HELP[heading] for heading in headings}
         self.query_one("#help").border_title = f"keys: {' '.join(words)}" if words else "keys that work here"
         self.query_one("#help").border_subtitle = "/ searches all keys · esc closes"
         if not sections:
@@ -108,30 +124,6 @@ class Help(ModalScreen[None]):
     def on_input_submitted(self) -> None:
         """Give other keys their meaning again; what was found stays."""
         self.set_focus(None)
-
-
-def _nearest(working: Sequence[str]) -> _Sections:
-    """Return the sections of these ids, in their order; what is not of one screen alone comes last."""
-    places = {id: place for place, id in enumerate(working)}
-    first = dict[str, int]()
-    for heading, rows in HELP.items():
-        if inside := [places[row.id] for row in rows if row.id in places]:
-            first[heading] = min(inside)
-    headings = sorted(first, key=first.__getitem__)
-    headings.sort(key=lambda heading: _COMMON.index(heading) if heading in _COMMON else 0)
-    return {heading: HELP[heading] for heading in headings}
-
-
-def _matching(words: Sequence[str], keymap: Mapping[str, str]) -> _Sections:
-    """Return the keys of whose line and heading all words are a part."""
-    sections: _Sections = {}
-    for heading, rows in HELP.items():
-        for row in rows:
-            typed = key_names(keymap.get(row.id, row.keys))
-            text = f"{heading} {typed} {row.meaning} {row.id}".casefold()
-            if all(word in text for word in words):
-                sections.setdefault(heading, []).append(row)
-    return sections
 
 
 def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:

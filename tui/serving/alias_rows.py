@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rich.text import Text
@@ -56,12 +57,12 @@ class AliasData(NamedTuple):
         return next((row for row in self.aliases if row.alias == alias), None)
 
 
+@dataclass(eq=False)
 class Reader:
     """Reads on the feed's thread; another thread sets `alias`, the alias whose moves are read."""
 
-    def __init__(self) -> None:
-        self.alias: str | None = None
-        self._rewards: dict[str, float | None] = {}
+    alias: str | None = None
+    _rewards: dict[str, float | None] = field(default_factory=dict)
 
     def read(self, client: Client, changes: Changes) -> AliasData | None:
         happened = {kind for kinds in changes.kinds.values() for kind in kinds}
@@ -70,7 +71,17 @@ class Reader:
         aliases = client.aliases()
         alias = self.alias
         loaded = {version: pool.pool for pool in client.pools() for version in pool.loaded}
-        self._ask_rewards(client, aliases)
+        # the rewards of the steps whose versions are served, a few at each reading
+        missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
+        if len(self._rewards) + _AT_ONCE > _MOST_REWARDS:
+            self._rewards.clear()
+        for served in missing[:_AT_ONCE]:
+            reward = None
+            with contextlib.suppress(LoradError):
+                step = served.step or 0
+                steps = client.steps(served.run, after=step - 1, limit=1)
+                reward = steps[0].metrics.get("reward") if steps and steps[0].step == step else None
+            self._rewards[version_of(served)] = reward
         row = next((row for row in aliases if row.alias == alias), None)
         moves = [] if row is None else client.alias_moves(row.alias)
         is_kept = False
@@ -78,19 +89,6 @@ class Reader:
             with contextlib.suppress(LoradError):  # the run was removed meanwhile
                 is_kept = client.show(row.run).serving
         return AliasData(aliases, loaded, dict(self._rewards), alias, moves, is_kept)
-
-    def _ask_rewards(self, client: Client, aliases: Iterable[ServedAlias]) -> None:
-        """Ask for the rewards of the steps whose versions are served, a few at each reading."""
-        missing = [row for row in aliases if version_of(row) not in self._rewards and row.step]
-        if len(self._rewards) + _AT_ONCE > _MOST_REWARDS:
-            self._rewards.clear()
-        for row in missing[:_AT_ONCE]:
-            reward = None
-            with contextlib.suppress(LoradError):
-                step = row.step or 0
-                steps = client.steps(row.run, after=step - 1, limit=1)
-                reward = steps[0].metrics.get("reward") if steps and steps[0].step == step else None
-            self._rewards[version_of(row)] = reward
 
 
 def version_of(row: ServedAlias | AliasMove) -> str:

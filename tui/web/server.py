@@ -61,12 +61,23 @@ class _Session(AppService):
         self._base = base
 
     async def run(self) -> None:
-        """Hand on what the process writes, until it has ended; then there is nothing left to look at."""
+        """Hand on what the process writes, until it has ended; then there is nothing left to look at.
+
+        What is written to a browser that is gone is read all the same: a process that cannot write cannot
+        end.
+        """
         process = self._process
         assert process is not None and process.stdout is not None and process.stderr is not None
         notes = asyncio.create_task(_tell(process.stderr))
         with contextlib.suppress(asyncio.IncompleteReadError):
-            await self._hand_on(process.stdout)
+            await process.stdout.readuntil(_READY)
+            take = {b"D": self.on_data, b"M": self.on_meta, b"P": self.on_packed}
+            while True:
+                kind = await process.stdout.readexactly(1)
+                size = int.from_bytes(await process.stdout.readexactly(4), "big")
+                payload = await process.stdout.readexactly(size)
+                with contextlib.suppress(ConnectionError):
+                    await take[kind](payload)
         await notes
         await self.remote_close()
 
@@ -94,21 +105,6 @@ class _Session(AppService):
         )
         self._stdin = self._process.stdin
         return self._process
-
-    async def _hand_on(self, stdout: asyncio.StreamReader) -> None:
-        """Hand on packets. Raises IncompleteReadError at the end.
-
-        What is written to a browser that is gone is read all the same: a process that cannot write cannot
-        end.
-        """
-        await stdout.readuntil(_READY)
-        take = {b"D": self.on_data, b"M": self.on_meta, b"P": self.on_packed}
-        while True:
-            kind = await stdout.readexactly(1)
-            size = int.from_bytes(await stdout.readexactly(4), "big")
-            payload = await stdout.readexactly(size)
-            with contextlib.suppress(ConnectionError):
-                await take[kind](payload)
 
     async def _write_text(self, text: str) -> None:
         """Send a message; a download lies under the path that the browser has its key for, which the page's

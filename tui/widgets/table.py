@@ -223,7 +223,17 @@ class Rows(ScrollView, can_focus=True):
         self._made = {name: self._made[name] for name in names}
         self._parts = {name: self._parts[name] for name in names if name in self._parts}
         self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
-        self._lay_out()
+        arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
+        titles = {name: max(self._needs.get(name, 0), len(title)) for name, title in self.titles.items()}
+        needs = self._needs | titles | arrow
+        room = self.size.width - _BAR
+        widths = layout(self._columns, needs, room)
+        if self._marks_missing and len(widths) < len(self._columns):
+            widths = layout(self._columns, needs, room - _MARK)
+        if widths != self.widths:  # only when the room or a width changed
+            self.widths = widths
+            self._parts.clear()
+            self.refresh()
         if len(names) != self.row_count:
             self.row_count = len(names)
             self.virtual_size = Size(0, len(names) + _HEAD)
@@ -249,20 +259,6 @@ class Rows(ScrollView, can_focus=True):
         first = self._columns[0].key  # a sign stands before it, so that colour is not the only mark
         row = {**cells, first: Text(MARK if is_marked else " ").append_text(cells[first])}
         return before if before == row else row
-
-    def _lay_out(self) -> None:
-        """Find the columns and their widths; they are others only when the room or a width changed."""
-        arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
-        titles = {name: max(self._needs.get(name, 0), len(title)) for name, title in self.titles.items()}
-        needs = self._needs | titles | arrow
-        room = self.size.width - _BAR
-        widths = layout(self._columns, needs, room)
-        if self._marks_missing and len(widths) < len(self._columns):
-            widths = layout(self._columns, needs, room - _MARK)
-        if widths != self.widths:
-            self.widths = widths
-            self._parts.clear()
-            self.refresh()
 
     # -- lines -----------------------------------------------------------------------------------------------
     def _redraw(self, rows: Iterable[int]) -> None:

@@ -32,7 +32,7 @@ REACH = {
 
 
 def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = False) -> None:
-    """Choose the box that a command is about, and run there what has to.
+    """Write the box that a command is about into the environment, and run there what has to.
 
     words: the command and what stands behind it.
     host, cwd, send: what stands before it.
@@ -40,7 +40,13 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
     Raises SpecError for what cannot be done from here, and HostUnreachable. Raises typer.Exit when the
     command was run there.
     """
-    _choose(words, host, cwd, send=send)
+    os.environ.update({name: value for name, value in ((HOST, host), (CWD, cwd)) if value is not None})
+    has_spec = bool(words) and words[0] in _SENDING
+    if send and (not has_spec or cwd is not None):
+        hint = "Relative paths of the spec then begin among the files that are sent."
+        raise SpecError(f"--send is for {', '.join(_SENDING)}, without --cwd", hint=hint)
+    if send:
+        os.environ[SEND] = "1"
     if not words or REACH.get(words[0]) == _ANYWHERE:
         return
     if os.environ.get(HOST) == ALL:
@@ -64,17 +70,3 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
     if words[0] == "try" and "--rewards" in words:
         hint = "Call it there, or leave out --rewards."
         raise SpecError("--rewards scores completions on this machine, not there", hint=hint)
-
-
-def _choose(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool) -> None:
-    """Write what stands before a command into the environment. Raises SpecError where it does not fit."""
-    if host is not None:
-        os.environ[HOST] = host
-    if cwd is not None:
-        os.environ[CWD] = cwd
-    has_spec = bool(words) and words[0] in _SENDING
-    if send and (not has_spec or cwd is not None):
-        hint = "Relative paths of the spec then begin among the files that are sent."
-        raise SpecError(f"--send is for {', '.join(_SENDING)}, without --cwd", hint=hint)
-    if send:
-        os.environ[SEND] = "1"

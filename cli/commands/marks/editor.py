@@ -5,10 +5,9 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from lorad.cli.points import dotted
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.records.runs import RunDetails
 from lorad.spec.text import mapping
@@ -63,18 +62,9 @@ def edited(path: Path, run: RunDetails) -> list[str]:
         after = mapping(path.read_text(), source=str(path))
     except UnicodeDecodeError:
         raise SpecError(f"{path}: not UTF-8 text", hint="Save it as UTF-8.") from None
-    before = dict(_leaves(run.spec))
+    before = dict(dotted(run.spec))
     return [
         f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in _leaves(after)
+        for key, value in dotted(after)
         if key not in before or before[key] != value
     ]
-
-
-def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each key, dotted, with its value; an empty section is a value."""
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

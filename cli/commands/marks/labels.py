@@ -27,13 +27,17 @@ def tag(
 
     `tags:` in a spec gives a run tags from the beginning; `lorad list --tags` shows them.
     """
-    words = words or []
-    if not words:
-        _print(Client().named([run]) or [Client().show(run)], as_json)
-        return
-    removed = [word[1:] for word in words if word.startswith("-")]
-    added = [word.removeprefix("+") for word in words if not word.startswith("-")]
-    _print([launch.connected().label(run, add=added, remove=removed)], as_json)
+    labelled: RunShape
+    if words:
+        removed = [word[1:] for word in words if word.startswith("-")]
+        added = [word.removeprefix("+") for word in words if not word.startswith("-")]
+        labelled = launch.connected().label(run, add=added, remove=removed)
+    else:
+        (labelled,) = Client().named([run]) or [Client().show(run)]
+    if as_json:
+        output.print_json(labelled)
+    else:
+        output.report(" ".join(labelled.tags))
 
 
 def note(
@@ -69,11 +73,3 @@ def rename(
     """
     changed = launch.connected().rename(run, name)
     output.note_or_json(changed, f"{run} is {changed.name} now.", as_json=as_json)
-
-
-def _print(runs: list[RunShape], as_json: bool) -> None:
-    (run,) = runs
-    if as_json:
-        output.print_json(run)
-    else:
-        output.report(" ".join(run.tags))

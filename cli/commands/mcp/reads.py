@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import NODEFAULT, to_builtins
@@ -50,12 +51,12 @@ def brief(run: Run) -> Answer:
     return answer | ({"values": run.values} if run.values else {})
 
 
+@dataclass
 class Reads:
-    """Holds the tools: each method but the constructor is one."""
+    """Holds the tools: each method is one."""
 
-    def __init__(self, client: Client, bounds: AgentBounds) -> None:
-        self._client = client
-        self._bounds = bounds
+    _client: Client
+    _bounds: AgentBounds
 
     def box(self) -> Answer:
         """Version, troubles, runs by state, devices and who has them, pools, and alarms that are on."""

@@ -48,11 +48,6 @@ def served(client: Client, bounds: AgentBounds) -> MCPServer[Any]:
 
 
 def _add(server: MCPServer[Any], function: Callable[..., Answer], hints: ToolAnnotations) -> None:
-    about = inspect.cleandoc(function.__doc__ or "")
-    server.add_tool(_asked(function), description=about, annotations=hints, structured_output=False)
-
-
-def _asked(function: Callable[..., Answer]) -> Callable[..., CallToolResult]:
     """Make a tool of a function: its answer cleaned and short, and what lorad refuses with its hint."""
 
     @functools.wraps(function)
@@ -66,4 +61,5 @@ def _asked(function: Callable[..., Answer]) -> Callable[..., CallToolResult]:
             raise ToolError(f"{says} Hint: {own(error.hint)}" if error.hint else says) from None
         return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
 
-    return asked
+    about = inspect.cleandoc(function.__doc__ or "")
+    server.add_tool(asked, description=about, annotations=hints, structured_output=False)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lorad.cli.commands.mcp.bounds import TAG, AgentBounds
@@ -15,12 +16,12 @@ from lorad.records.requests import PointsRequest
 _NOTE = 400  # characters
 
 
+@dataclass
 class Verbs:
     """Holds the tools: each word of VERBS is a method."""
 
-    def __init__(self, client: Client, bounds: AgentBounds) -> None:
-        self._client = client
-        self._bounds = bounds
+    _client: Client
+    _bounds: AgentBounds
 
     def run(self, spec: str, name: str, overrides: Sequence[str] = ()) -> Answer:
         """Queue a run; the call returns at once, `wait` waits.

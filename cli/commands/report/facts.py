@@ -105,16 +105,16 @@ def spread(rows: Sequence[_Row], most: int) -> list[_Row]:
     return [rows[place * (len(rows) - 1) // (most - 1)] for place in range(most)]
 
 
+@dataclass(eq=False)
 class _Samples:
     """Chooses samples of a run, and remembers how far apart the rewards of held-out problems were."""
 
-    def __init__(self, client: Client, run: str) -> None:
-        self._client = client
-        self._run = run
-        self._seen = set[tuple[str, int, str, int]]()
-        self.chosen: list[tuple[str, Sample]] = []
-        self.rewards: dict[str, tuple[float, float]] = {}
-        self.notes: list[str] = []
+    _client: Client
+    _run: str
+    _seen: set[tuple[str, int, str, int]] = field(default_factory=set)
+    chosen: list[tuple[str, Sample]] = field(default_factory=list)
+    rewards: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def read(self, step: int, held_out: str = "") -> None:
         """Take the best and the worst samples of a step, or of the evaluation of a held-out set there."""

@@ -14,7 +14,7 @@ from lorad.cli.commands.report.facts import RunFacts
 from lorad.cli.commands.report.parts import PageText, section, table, tag
 from lorad.cli.compared import compared, differences
 from lorad.client.words import evals_in_words, figure_in_words, phase, steps_in_words
-from lorad.tui.curves.drawing import Curve, Plot
+from lorad.tui.curves.drawing import Curve
 from lorad.tui.curves.plot import DARK, LETTERS, LIGHT, SHORT, CurveLook, extent, names, plot
 from lorad.tui.curves.svg_picture import picture
 
@@ -39,9 +39,30 @@ def page(facts: Sequence[RunFacts], at: float) -> str:
     """Make the page of runs. at: Unix time at which they were read."""
     room = PageText(_TEXTS)
     title = ", ".join(entry.run.name for entry in facts)
-    heads = [_head(number, facts, room) for number in range(len(facts))]
-    several = [tag("h1", room.text(title)), _side_by_side(facts, room)] if len(facts) > 1 else heads[:1]
-    body = [*several, section("Curves", *_charts(facts))]
+    heads = []  # the name of a run, and in a line how it stands
+    for number, entry in enumerate(facts):
+        run = entry.run
+        held_out = evals_in_words(run, " → ")
+        parts = (
+            phase(run) + (f": {run.reason}" if run.reason else ""),
+            f"{steps_in_words(run, ' of ')} steps",
+            figure_in_words(run),
+            f"held-out {held_out}" if held_out else "",
+            f"{(run.spec.get('algorithm') or {}).get('name', '')} on {run.base}",
+        )
+        lead = room.text(" · ".join(part for part in parts if part))
+        name = tag("h2" if len(facts) > 1 else "h1", room.text(_name(number, facts)))
+        heads.append(name + tag("p", lead, class_="lead"))
+    body = heads[:1]
+    if len(facts) > 1:  # how they stand, and what they have otherwise, as `lorad diff` finds it
+        body = [tag("h1", room.text(title))]
+        runs = [entry.run for entry in facts]
+        rows = differences(compared(runs, []), runs)
+        links = [f'<a href="#run-{n}">{room.text(_name(n, facts))}</a>' for n in range(len(facts))]
+        cells = [[room.text(cell) for cell in row] for row in rows[:_ROWS]]
+        more = tag("p", f"{len(rows) - _ROWS:,} more differ.", class_="note") if len(rows) > _ROWS else ""
+        body.append(section("Side by side", table(["", *links], cells), more))
+    body.append(section("Curves", *_charts(facts)))
     for number, entry in enumerate(facts):
         share = PageText(_TEXTS // len(facts))
         head = heads[number] if len(facts) > 1 else ""
@@ -65,35 +86,12 @@ def _name(number: int, facts: Sequence[RunFacts]) -> str:
     return f"{LETTERS[number]} {name}" if len(facts) > 1 else name
 
 
-def _head(number: int, facts: Sequence[RunFacts], room: PageText) -> str:
-    """Name a run, and say in a line how it stands."""
-    run = facts[number].run
-    held_out = evals_in_words(run, " → ")
-    parts = (
-        phase(run) + (f": {run.reason}" if run.reason else ""),
-        f"{steps_in_words(run, ' of ')} steps",
-        figure_in_words(run),
-        f"held-out {held_out}" if held_out else "",
-        f"{(run.spec.get('algorithm') or {}).get('name', '')} on {run.base}",
-    )
-    line = room.text(" · ".join(part for part in parts if part))
-    level = "h2" if len(facts) > 1 else "h1"
-    return tag(level, room.text(_name(number, facts))) + tag("p", line, class_="lead")
-
-
-def _side_by_side(facts: Sequence[RunFacts], room: PageText) -> str:
-    """Make a table of how the runs stand and of what they have otherwise, as `lorad diff` finds it."""
-    runs = [entry.run for entry in facts]
-    rows = differences(compared(runs, []), runs)
-    heads = ["", *(f'<a href="#run-{n}">{room.text(_name(n, facts))}</a>' for n in range(len(facts)))]
-    cells = [[room.text(cell) for cell in row] for row in rows[:_ROWS]]
-    more = tag("p", f"{len(rows) - _ROWS:,} more differ.", class_="note") if len(rows) > _ROWS else ""
-    return section("Side by side", table(heads, cells), more)
-
-
 # -- curves --------------------------------------------------------------------------------------------------
 def _charts(facts: Sequence[RunFacts]) -> list[str]:
-    """Draw each metric that a run has, all runs over the same axes; the first chart says which is whose."""
+    """Draw each metric that a run has, all runs over the same axes; the first chart says which is whose.
+
+    The ends of the intervals of held-out scores are beneath their curve.
+    """
     tracks = [entry.track for entry in facts]
     runs = [entry.run.name for entry in facts]
     first, last = extent(tracks) or (0, 0)
@@ -102,7 +100,17 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
     shown = list[str]()
     for metric in dict.fromkeys(["reward", "eval", *SHORT, *[*sets][:_SETS]]):
         if any(track.of(metric).xs for track in tracks):
-            drawn = _with_intervals(plot(metric, tracks, look, first, last)[0], metric, facts)
+            drawn, _ = plot(metric, tracks, look, first, last)
+            bands = []
+            if metric.partition("/")[0] == "eval" and len(facts) <= _BANDS:
+                for place, entry in enumerate(facts):
+                    intervals = ((e.step, sections.bounds(e, metric, entry)) for e in entry.evals)
+                    ends = [(step, interval) for step, interval in intervals if interval is not None]
+                    for end in (0, 1):
+                        steps = array("q", (step for step, _ in ends))
+                        limits = array("d", (interval[end] for _, interval in ends))
+                        bands.append(Curve(steps, limits, place, ground=True))
+            drawn = replace(drawn, curves=[*bands, *drawn.curves])
             drawing = picture({metric: drawn}, runs, legend=not shown)
             shown.append(tag("figure", drawing, **{"aria-label": names(metric)[1]}))
     smoothed = ["Smoothed by 0.6, with the measured values beneath where there are few runs. "] * bool(
@@ -114,24 +122,6 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
     large = tag("div", *shown[:2], class_="charts large")
     small = tag("div", *shown[2:], class_="charts")
     return [large, small, note] if shown else []
-
-
-def _with_intervals(drawn: Plot, metric: str, facts: Sequence[RunFacts]) -> Plot:
-    """Put the ends of the intervals of held-out scores beneath their curve."""
-    if metric.partition("/")[0] != "eval" or len(facts) > _BANDS:
-        return drawn
-    bands = []
-    for place, entry in enumerate(facts):
-        ends = [
-            (e.step, interval)
-            for e in entry.evals
-            if (interval := sections.bounds(e, metric, entry)) is not None
-        ]
-        for end in (0, 1):
-            steps = array("q", (step for step, _ in ends))
-            limits = array("d", (interval[end] for _, interval in ends))
-            bands.append(Curve(steps, limits, place, ground=True))
-    return replace(drawn, curves=[*bands, *drawn.curves])
 
 
 # -- how it looks --------------------------------------------------------------------------------------------

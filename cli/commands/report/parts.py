@@ -1,6 +1,7 @@
 """Write pieces of HTML in which what a model, a user or a file wrote is text and never becomes markup."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from lorad.text import printable
@@ -8,14 +9,11 @@ from lorad.text import printable
 LINE = 400  # characters of one value
 
 
+@dataclass
 class PageText:
-    """Makes text of values, cut in their middle, as long as there is room on the page.
+    """Makes text of values, cut in their middle, as long as there is room on the page."""
 
-    characters: how many of them, of all texts together.
-    """
-
-    def __init__(self, characters: int) -> None:
-        self._left = characters
+    _left: int  # characters of all texts together
 
     def text(self, value: object, most: int = LINE) -> str:
         """Return a value as text of HTML, of at most `most` characters and a note of what is left out.

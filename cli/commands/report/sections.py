@@ -10,7 +10,6 @@ from lorad.cli.commands.show import described
 from lorad.client.bill_words import bill_words
 from lorad.protocol.evals import interval
 from lorad.records.measured import Evaluation
-from lorad.records.samples import Sample
 from lorad.spec.kept import MAIN
 from lorad.spec.secrets import hidden
 from lorad.text import duration, number, size
@@ -72,16 +71,16 @@ def about(facts: RunFacts, room: PageText) -> str:
 def evaluations(facts: RunFacts, room: PageText) -> str:
     """List what was measured on held-out problems, scores with their intervals."""
     names = list(dict.fromkeys(name for evaluation in facts.evals for name in evaluation.figures))[:_FIGURES]
-    rows = [
-        [
-            str(evaluation.step),
-            f"@{evaluation.version}",
-            *(room.text(_figure(evaluation, name, facts)) for name in names),
-            str(evaluation.problems or ""),
-            str(evaluation.failed or ""),
-        ]
-        for evaluation in spread(facts.evals, _EVALS)
-    ]
+    rows = []
+    for evaluation in spread(facts.evals, _EVALS):
+        figures = []
+        for name in names:
+            value = evaluation.figures.get(name)
+            ends = None if value is None else bounds(evaluation, name, facts)
+            brackets = "" if ends is None else f" ({number(ends[0])}–{number(ends[1])})"
+            figures.append(room.text(f"{number(value)}{brackets}"))
+        counts = (str(evaluation.problems or ""), str(evaluation.failed or ""))
+        rows.append([str(evaluation.step), f"@{evaluation.version}", *figures, *counts])
     heads = ["step", "version", *(room.text(name) for name in names), "problems", "failed rewards"]
     note = tag(
         "p",
@@ -90,14 +89,6 @@ def evaluations(facts: RunFacts, room: PageText) -> str:
         class_="note",
     )
     return section("Held-out evaluations", table(heads, rows), note) if rows else ""
-
-
-def _figure(evaluation: Evaluation, name: str, facts: RunFacts) -> str:
-    """Write a figure of an evaluation; a score with its interval, where its rewards are known."""
-    if (value := evaluation.figures.get(name)) is None:
-        return ""
-    ends = bounds(evaluation, name, facts)
-    return number(value) if ends is None else f"{number(value)} ({number(ends[0])}–{number(ends[1])})"
 
 
 def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, float] | None:
@@ -118,22 +109,21 @@ def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, f
 
 
 def samples(facts: RunFacts, room: PageText) -> str:
-    """Show what the model wrote: the best and the worst of the first and the last step."""
+    """Show what the model wrote: the best and the worst of the first and the last step; of an episode each
+    turn, as far as there is room for one.
+    """
     notes = [tag("p", room.text(note), class_="note") for note in dict.fromkeys(facts.notes)]
-    shown = [_sample(says, sample, room) for says, sample in facts.samples]
+    shown = []
+    for says, sample in facts.samples:
+        lines = list[tuple[str, str]]()
+        left = _SAMPLE
+        for name, value in [line for line in whole(sample) if line[0] not in ("step", "reward")][:_FIELDS]:
+            most = min(_VALUE, left)
+            lines.append((room.text(name), tag("pre", room.text(value, most))))
+            left -= min(len(value), most)
+        head = f"{says}: reward {number(sample.reward) or 'none'}, {sample.size:,} tokens"
+        shown.append(tag("article", tag("h4", room.text(head)), fields(lines)))
     return section("Samples", tag("div", *shown, class_="samples") if shown else "", *notes)
-
-
-def _sample(says: str, sample: Sample, room: PageText) -> str:
-    """Show a sample, of an episode each turn, as far as there is room for one."""
-    lines = list[tuple[str, str]]()
-    left = _SAMPLE
-    for name, value in [line for line in whole(sample) if line[0] not in ("step", "reward")][:_FIELDS]:
-        most = min(_VALUE, left)
-        lines.append((room.text(name), tag("pre", room.text(value, most))))
-        left -= min(len(value), most)
-    head = f"{says}: reward {number(sample.reward) or 'none'}, {sample.size:,} tokens"
-    return tag("article", tag("h4", room.text(head)), fields(lines))
 
 
 def spec(facts: RunFacts, room: PageText) -> str:

@@ -59,7 +59,13 @@ def skill(
     (directory / "references").mkdir(parents=True, exist_ok=True)
     group: Any = ctx.find_root().command  # of commands, which know their help
     algorithms = (f"- `{name}`: {Algorithm(name=name).in_words}" for name in PRESETS)
-    references = {"commands": _commands(group, ctx), "spec": _keys(), "algorithms": algorithms}
+    from lorad.tui.spec_lines import value_text
+
+    keys = []
+    for key in (key for section in sections_of(Spec) for key in section.keys):
+        default = "required" if key.default is NODEFAULT else value_text(key.default)
+        keys.append(f"- `{key.name}` ({key.values}; default {default}): {key.meaning}")
+    references = {"commands": _commands(group, ctx), "spec": keys, "algorithms": algorithms}
     for name, lines in references.items():
         (directory / "references" / f"{name}.md").write_text("\n".join(lines) + "\n")
     (directory / "SKILL.md").write_text(text)
@@ -81,13 +87,3 @@ def _commands(group: Any, ctx: Any) -> Iterator[str]:
             if commands := getattr(command, "commands", None):
                 yield f"- its commands: {', '.join(commands)}"
             yield ""
-
-
-def _keys() -> Iterator[str]:
-    """Write each key of the spec with its default, what it may be, and its meaning."""
-    from lorad.tui.spec_lines import value_text
-
-    for section in sections_of(Spec):
-        for key in section.keys:
-            default = "required" if key.default is NODEFAULT else value_text(key.default)
-            yield f"- `{key.name}` ({key.values}; default {default}): {key.meaning}"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -141,6 +141,7 @@ def _await_answer(client: Client, guarded: socket.socket, log: Path) -> None:
 def _begun(client: Client, spec: str, overrides: list[str], name: str | None) -> Run:
     """Start the run, or resume it where this home has it already."""
     from lorad.spec.text import load_spec  # slow
+    from lorad.tui.spec_lines import flat
 
     text, source, cwd = read_spec(spec)
     changed = from_here(overrides)
@@ -153,31 +154,20 @@ def _begun(client: Client, spec: str, overrides: list[str], name: str | None) ->
         started = client.run(text, source=source, cwd=str(cwd), overrides=changed, name=name)
         output.note(f"{name} starts in {client.home.root}.")
         return started
-    for key, has, written in _differences(run.spec, msgspec.to_builtins(parsed)):
-        output.note(
-            f"warning: {key} is {written} in {source}, but {has} in the run that is here, which counts"
-        )
+    own = flat(run.spec)
+    for key, value in flat(msgspec.to_builtins(parsed)).items():  # relative paths are not compared
+        has = own.get(key)
+        plain = [[*each] if isinstance(each, tuple) else each for each in (has, value)]
+        is_same = plain[0] == plain[1] or str(has).endswith(f"/{value}")
+        if value is not None and key != "name" and not is_same:
+            words = f"{key} is {value} in {source}, but {has} in the run that is here, which counts"
+            output.note(f"warning: {words}")
     if run.state in OVER and run.reason not in _GOOD:
         client.resume(name)
         output.note(f"{name} is resumed in {client.home.root}, from step {run.step} or its checkpoint.")
     elif run.state not in OVER:
         output.note(f"{name} continues in {client.home.root}: {why(run) or run.state}.")
     return run
-
-
-def _differences(has: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys that a spec gives other values than a run has; relative paths are not compared."""
-    from lorad.tui.spec_lines import flat
-
-    own = flat(has)
-    for key, value in flat(asked).items():
-        same = _plain(own.get(key)) == _plain(value) or str(own.get(key)).endswith(f"/{value}")
-        if value is not None and key != "name" and not same:
-            yield key, own.get(key), value
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _paused(client: Client, name: str, grace: float) -> None:

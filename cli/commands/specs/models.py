@@ -51,7 +51,15 @@ def models(ctx: typer.Context, as_json: AsJson = False) -> None:
         return
     listed = list(_listed(Home(default_home())))
     if as_json:
-        output.print_json([_as_json(model) for model in listed])
+        data = []
+        for model in listed:
+            about: dict[str, Any] = {}
+            if wheel := MODELS.get(model.name):
+                about = {"title": wheel.title, "licence": wheel.licence, "bytes": wheel.bytes}
+            head = {"name": model.name, "source": model.source, "path": model.path and str(model.path)}
+            about |= msgspec.to_builtins(model.base)
+            data.append({**head, **about, "devices": model.devices, "fits": model.devices > 0})
+        output.print_json(data)
         return
     rows = []
     for name, source, path, base, devices in listed:
@@ -67,51 +75,32 @@ def models(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _listed(home: Home) -> Iterator[_Listed]:
-    from lorad.box.gpus import visible_gpus
-    from lorad.box.machine import available_memory
-    from lorad.spec.model import Spec
-
-    share = Spec().pool.memory_fraction  # as pools take it by default
-    gpus = visible_gpus()
-    rooms = [int(gpu.memory * share) for gpu in gpus] or [int(available_memory() * share)]
-    for name, (source, path) in _places(home).items():
-        base = Takers() if path is None else takers(path, "cuda" if gpus else "cpu")
-        devices = max(1, -(-base.weights // max(1, min(rooms))))
-        yield _Listed(name, source, path, base, devices if path and devices <= len(rooms) else 0)
-
-
-def _places(home: Home) -> dict[str, tuple[str, Path | None]]:
-    """Find the bases of this machine by name, each with where it comes from. Raises SpecError."""
+    """Find the bases of this machine, and those that can be had. Raises SpecError."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    from lorad.box.gpus import visible_gpus
+    from lorad.box.machine import available_memory
     from lorad.models.directory import BUILTIN, cached
+    from lorad.spec.model import Spec
 
-    folder = models_of(home)
     bases: dict[str, tuple[str, Path | None]] = {name: ("lorad", path) for name, path in BUILTIN.items()}
-    for path in sorted(folder.glob("[!.]*/")):
+    for path in sorted(models_of(home).glob("[!.]*/")):
         bases[path.name if path.name in MODELS else str(path)] = ("home", path)
     for folder_of_hub in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
         name = folder_of_hub.name.removeprefix("models--").replace("--", "/")
         if snapshot := cached(name, None):
             bases[name] = ("hub", snapshot)
-    for base in config_of(home).tinker.bases.values():
-        if (path := Path(base).expanduser()).is_absolute() and path.is_dir():
-            bases[base] = ("config", path)
-    return bases | {name: ("get", None) for name in MODELS if name not in bases}
-
-
-def _as_json(model: _Listed) -> dict[str, Any]:
-    wheel = MODELS.get(model.name)
-    about = {"title": wheel.title, "licence": wheel.licence, "bytes": wheel.bytes} if wheel else {}
-    return {
-        "name": model.name,
-        "source": model.source,
-        "path": model.path and str(model.path),
-        **about,
-        **msgspec.to_builtins(model.base),
-        "devices": model.devices,
-        "fits": model.devices > 0,
-    }
+    for configured in config_of(home).tinker.bases.values():
+        if (path := Path(configured).expanduser()).is_absolute() and path.is_dir():
+            bases[configured] = ("config", path)
+    bases |= {name: ("get", None) for name in MODELS if name not in bases}
+    share = Spec().pool.memory_fraction  # as pools take it by default
+    gpus = visible_gpus()
+    rooms = [int(gpu.memory * share) for gpu in gpus] or [int(available_memory() * share)]
+    for name, (source, place) in bases.items():
+        base = Takers() if place is None else takers(place, "cuda" if gpus else "cpu")
+        devices = max(1, -(-base.weights // max(1, min(rooms))))
+        yield _Listed(name, source, place, base, devices if place and devices <= len(rooms) else 0)
 
 
 @models_app.command()

@@ -38,7 +38,13 @@ def env(
 
     The key is that of TINKER_API_KEY if the door knows it, else yours from before, else a new one.
     """
-    home, settings = _configured()
+    home, settings = _home()
+    if settings.port is None:
+        raise SpecError(
+            f"{home.config} has no tinker.port, so there is no door",
+            hint="Add `tinker: {port: 8093, bases: {Qwen/Qwen3-8B: /models/qwen3-8b}}`, then `lorad daemon "
+            "stop`; the next command starts it again.",
+        )
     launch.connected(home)
     key, answer, origin = _key(home, settings, new=new)
     bases = [model["model_name"] for model in answer.get("supported_models", [])]
@@ -91,17 +97,16 @@ def not_on_the_hub(settings: TinkerSettings, served: list[str]) -> list[str]:
     """
     if os.environ.get("HF_ENDPOINT") not in (None, "", f"http://127.0.0.1:{settings.port}"):
         return []
-    named = {name: base for name, base in settings.bases.items() if name in served}
-    return [name for name, base in named.items() if base.partition("@")[0] != name and not _is_cached(name)]
+    strange = []
+    for name, base in settings.bases.items():
+        if name in served and base.partition("@")[0] != name:
+            from huggingface_hub import try_to_load_from_cache  # slow, and rarely needed
 
-
-def _is_cached(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        return isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
-    except ValueError:  # no name that a hub has
-        return False
+            cached: object = None
+            with contextlib.suppress(ValueError):  # no name that a hub has
+                cached = try_to_load_from_cache(name, "tokenizer.json")
+            strange += [] if isinstance(cached, str) else [name]
+    return strange
 
 
 @keys_app.callback(invoke_without_command=True)
@@ -146,18 +151,6 @@ def _home() -> tuple[Home, TinkerSettings]:
             "TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_TELEMETRY=0.",
         )
     return home, config_of(home).tinker
-
-
-def _configured() -> tuple[Home, TinkerSettings]:
-    """Raises SpecError where config.yaml names no port."""
-    home, settings = _home()
-    if settings.port is None:
-        raise SpecError(
-            f"{home.config} has no tinker.port, so there is no door",
-            hint="Add `tinker: {port: 8093, bases: {Qwen/Qwen3-8B: /models/qwen3-8b}}`, then `lorad daemon "
-            "stop`; the next command starts it again.",
-        )
-    return home, settings
 
 
 def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
