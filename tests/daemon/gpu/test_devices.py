@@ -16,7 +16,9 @@ from msgspec import structs
 import lorad.box.gpus
 from lorad.box.config import Config, DevicesConfig
 from lorad.box.machine import Machine
+from lorad.box.paths import Home
 from lorad.box.runtime import Overrides, choose_runtime
+from lorad.children.interpreter import InterpreterFinding
 from lorad.cli.commands import doctor
 from lorad.cli.commands.pools import device_row
 from lorad.daemon.api.verbs.box import list_devices
@@ -174,15 +176,19 @@ def test_slices_of_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, named: str 
     assert ("sudo nvidia-smi -i 0 -mig 0" in error.value.hint) is refused.startswith("GPU 0")
 
 
+def gpus_of_the_doctor() -> InterpreterFinding:
+    return next(finding for finding in doctor._everything(Home(Path("/nowhere"))) if finding.name == "gpus")
+
+
 def test_machine_of_slices_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Nvml(GPU_a=Gpu(is_split=True)).install(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(SpecError, match=r"GPU 0 .* is split into slices"):
         find_devices()
-    found = doctor._gpus()
+    found = gpus_of_the_doctor()
     assert not found.ok and "is split into slices" in found.detail and "-mig 0" in found.hint
     Nvml(GPU_a=Gpu(is_split=True), GPU_b=Gpu()).install(monkeypatch)
-    assert doctor._gpus().detail == "NVIDIA Fake, 80.0 GiB; not GPU 0, which is split into slices (MIG)"
+    assert gpus_of_the_doctor().detail == "NVIDIA Fake, 80.0 GiB; not GPU 0, which is split into slices (MIG)"
 
 
 # -- other people --------------------------------------------------------------------------------------------
