@@ -18,7 +18,8 @@ def rewrite_first(config: pytest.Config) -> None:
     """Write the rewritten code of what is about to be imported, where there is none beside it."""
     if sys.dont_write_bytecode:
         return
-    begun = [Path(str(argument).partition("::")[0]) for argument in config.args]
+    # whole paths: tracebacks and snapshots find a file by what its code says
+    begun = [config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args]
     files = [file for path in begun for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
     missing = [file for file in files if _is_rewritten(file) and not _code_of(file).exists()]
     others = [_forked(config, missing[number::PROCESSES]) for number in range(1, PROCESSES)]
