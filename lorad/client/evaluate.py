@@ -104,28 +104,23 @@ def evaluated(
                 raise SpecError("a suite has its own", key=f"--{key.replace('_', '-')}", hint=hint)
         plain = {key: settings[key] for key in ("problems", "temperature", "max_new_tokens")}
         request = replace(request, settings=plain)
-    return _kept(client, _ask(client, request, Evaluated), settings["data"] or "", request.suite, note)
-
-
-def graded(grading: Grading) -> list[Sample]:
-    """Score completions with rewards. Raises SpecError for lines and rewards that cannot be scored."""
-    return _ask(Client(), grading, Graded).samples
-
-
-def _kept(
-    client: Client, answer: Evaluated, data: str, suite: Suite | None, note: Callable[[str], None]
-) -> Result:
-    """Keep a result with its version, if that is the caller's."""
-    settings = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
-    about = ResultRequest(data, "data", settings, answer.metrics, answer.problems, answer.failed)
-    if suite is not None:
-        about = replace(about, data=suite.task, suite=suite.kind)
+    answer = _ask(client, request, Evaluated)
+    used = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
+    data = settings["data"] or ""
+    about = ResultRequest(data, "data", used, answer.metrics, answer.problems, answer.failed)
+    if request.suite is not None:
+        about = replace(about, data=request.suite.task, suite=request.suite.kind)
     try:
         return client.keep_result(answer.version, about)
     except NotAllowed as error:  # a version of somebody else
         note(f"The result is not kept: {error.message}")
         name, _, number = answer.version.rpartition("@")
         return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
+
+
+def graded(grading: Grading) -> list[Sample]:
+    """Score completions with rewards. Raises SpecError for lines and rewards that cannot be scored."""
+    return _ask(Client(), grading, Graded).samples
 
 
 def _ask(client: Client, request: Wanted | Grading, kind: type[_Answer]) -> _Answer:

@@ -52,38 +52,33 @@ def changed(override: str, cwd: Path) -> str:
 
 
 def _anchored(key: str, text: str, cwd: Path) -> str:
-    """Make a value absolute if it is a path."""
+    """Make a value absolute if it is a path, or the paths of several sources. What cannot be read stays, and
+    is refused later.
+    """
     value = text.strip()
     if key in _DATA and value[:1] in ("[", "{"):
-        return _anchored_sources(value, cwd)
+        from lorad.spec.yaml import compose, plain  # slow: completion reads this module too
+
+        try:
+            node = compose(value, "override")
+            sources = None if node is None else plain(node, "override")
+        except SpecError:
+            return value
+
+        def anchored(name: Any) -> Any:
+            is_file = isinstance(name, str) and name[:1] not in ("/", "~") and _is_path(_DATA[0], name, cwd)
+            return os.path.normpath(cwd / name) if is_file else name
+
+        if isinstance(sources, dict):
+            return json.dumps({anchored(name): share for name, share in sources.items()}, ensure_ascii=False)
+        if isinstance(sources, list):
+            return json.dumps([anchored(name) for name in sources], ensure_ascii=False)
+        return value
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         value = value[1:-1]
     if not value or value[0] in "/~[{" or value == "null" or not _is_path(key, value, cwd):
         return text
     return json.dumps(os.path.normpath(cwd / value), ensure_ascii=False)
-
-
-def _anchored_sources(text: str, cwd: Path) -> str:
-    """Make the paths of several sources absolute. What cannot be read stays, and is refused later."""
-    from lorad.spec.yaml import compose, plain  # slow: completion reads this module too
-
-    try:
-        node = compose(text, "override")
-        sources = None if node is None else plain(node, "override")
-    except SpecError:
-        return text
-
-    def anchored(name: Any) -> Any:
-        is_file = isinstance(name, str) and name[:1] not in ("/", "~") and _is_path(_DATA[0], name, cwd)
-        return os.path.normpath(cwd / name) if is_file else name
-
-    if isinstance(sources, dict):
-        sources = {anchored(name): weight for name, weight in sources.items()}
-    elif isinstance(sources, list):
-        sources = [anchored(name) for name in sources]
-    else:
-        return text
-    return json.dumps(sources, ensure_ascii=False)
 
 
 def _is_path(key: str, value: str, cwd: Path) -> bool:

@@ -5,8 +5,10 @@ knows.
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
+from lorad.adapters.directory import discard
 from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.context import Context
@@ -19,7 +21,7 @@ from lorad.daemon.process.user_files import passable
 from lorad.daemon.queue.set_aside import keep_set_aside
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.runs.rename import finish_renames
-from lorad.daemon.storage.prune import REMOVED, sweep
+from lorad.daemon.storage.prune import REMOVED, leftovers_in
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
 from lorad.daemon.troubles import Item
 from lorad.states import RunState
@@ -86,7 +88,8 @@ def _stop_strangers(ctx: Context) -> None:
 
     def stop_strangers_in(ctx: Context, directory: Path) -> None:
         if directory.name not in {run for run, _ in at_work}:
-            sweep(RunDir(directory))
+            for path in leftovers_in(RunDir(directory), before=time.time()):  # of writers that died
+                discard(path)
         for attempt in attempts_under(directory) if not directory.name.startswith(REMOVED) else []:
             if (directory.name, int(attempt.root.name)) in at_work:
                 continue

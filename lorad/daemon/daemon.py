@@ -21,10 +21,11 @@ from lorad.daemon.gpu.devices import environment, find_devices
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.home_lock import GOODBYE_SECONDS, lock, writable
 from lorad.daemon.open_store import open_journal, open_store
-from lorad.daemon.process.commands import refuse_shared
+from lorad.daemon.process.enter import PLACE
 from lorad.daemon.process.shared_home import prepare_shared
 from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.reconcile import reconcile
+from lorad.errors import SpecError
 from lorad.http.serve import SocketFile, serve
 from lorad.protocol.structs import learn_structs
 
@@ -59,8 +60,12 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
         for name in ("lorad.daemon", "lorad.http"):
             logging.getLogger(name).setLevel(logging.INFO)
         settings = config.load(home.config)
-        if system:
-            refuse_shared(settings, home.config)
+        if system and settings.secrets:  # every user could read them in processes of theirs
+            raise SpecError(
+                f"{home.config}: secrets: all users of a shared daemon would get them",
+                hint="Remove them. Each user has a file for each variable, mode 0600: "
+                f"~/{PLACE}/{min(settings.secrets)}",
+            )
         store = open_store(home)
         devices = find_devices(settings.devices.cpu_slots)
         os.environ.update(environment(devices) | past_proxies(os.environ))  # for all that it starts

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from lorad.store.record import Change
 _CRC = b',"crc":'
 ROWS = "rows"
 ALL = "all"
-_STARTED = "started"
+STARTED = "started"
 
 
 class DaemonJournal(log.AppendLog[Any]):
@@ -35,7 +36,7 @@ class DaemonJournal(log.AppendLog[Any]):
 
     def tell_start(self, schema: str) -> None:
         """Write that a daemon of this lorad has started. Raises StorageError; then nothing was written."""
-        about = {"at": time.time(), "kind": _STARTED, "version": lorad.__version__, "schema": schema}
+        about = {"at": time.time(), "kind": STARTED, "version": lorad.__version__, "schema": schema}
         self._append(msgspec.json.encode(about) + b"\n")
 
     def write_ahead(self, change: Change, *, all: bool = False) -> None:
@@ -95,17 +96,14 @@ def read(path: Path) -> JournalContent:
     with open_file(path) as file:
         for number, ((kind, content), _) in enumerate(log.read(file, path, log.lines(_decode, "pass")), 1):
             if isinstance(content, Change):
-                count(journal.changes, kind, content)
+                changes = journal.changes
+                # an earlier one that has its number was never committed, and goes
+                while changes and (kind == ALL or changes[-1][1].number >= content.number):
+                    changes.pop()
+                changes.append((kind, content))
             elif content is None:
                 journal.damaged.append(number)
     return journal
-
-
-def count(changes: list[tuple[str, Change]], kind: str, change: Change) -> None:
-    """Add a change. An earlier one that has its number was never committed, and goes."""
-    while changes and (kind == ALL or changes[-1][1].number >= change.number):
-        changes.pop()
-    changes.append((kind, change))
 
 
 def _decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
@@ -123,17 +121,6 @@ def _decode(line: bytes) -> tuple[str, Change | dict[str, Any] | None]:
         return "", None
 
 
-def last_change(path: Path) -> int | None:
-    """Find the number of the newest change that is whole; None when there is none."""
-    for _, content in map(_decode, log.lines_backwards(path)):
-        if isinstance(content, Change):
-            return content.number
-    return None
-
-
-def written_by(path: Path) -> dict[str, Any]:
-    """Find the newest line that a daemon began with: {version, schema, …}; {} when there is none."""
-    for kind, content in map(_decode, log.lines_backwards(path)):
-        if kind == _STARTED and isinstance(content, dict):
-            return content
-    return {}
+def backwards(path: Path) -> Iterator[tuple[str, Change | dict[str, Any] | None]]:
+    """Yield the kind and the content of each line, the newest first; see `_decode`."""
+    return map(_decode, log.lines_backwards(path))

@@ -7,9 +7,10 @@ import sys
 
 import lorad
 from lorad.box.paths import Home
-from lorad.daemon.journal import DaemonJournal, last_change, written_by
+from lorad.daemon.journal import STARTED, DaemonJournal, backwards
 from lorad.errors import Conflict, IntegrityError
 from lorad.store.db import Store
+from lorad.store.record import Change
 
 log = logging.getLogger("lorad.daemon")
 
@@ -31,7 +32,8 @@ def open_store(home: Home) -> Store:
     except OSError as error:
         raise IntegrityError(f"{error.filename or home.database}: {error.strerror}", hint=_REPAIR) from error
     except Conflict as error:
-        wrote = written_by(home.journal).get("version", "")
+        started = (line for kind, line in backwards(home.journal) if kind == STARTED)
+        wrote = next((line.get("version", "") for line in started if isinstance(line, dict)), "")
         requirement = f"'lorad>={wrote}'" if wrote and wrote != lorad.__version__ else "lorad"
         message = f"{error.message} (lorad {lorad.__version__}{f', it was lorad {wrote}' if wrote else ''})"
         hint = (
@@ -62,7 +64,8 @@ def record(store: Store, journal: DaemonJournal) -> None:
     journal that lacks changes (it was lost or damaged, or the schema was upgraded) gets the whole database.
     """
     recorded = store.recorded
-    written = last_change(journal.path)
+    changes = (line for _, line in backwards(journal.path) if isinstance(line, Change))
+    written = next((change.number for change in changes), None)
     if written is not None and written > recorded + 1:
         message = (
             f"{store.path} is older than {journal.path}, which records {written - recorded} more changes"

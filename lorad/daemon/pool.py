@@ -1,7 +1,6 @@
 """A pool as the daemon sees it: its `pool.json`, its process, and its last status."""
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -243,12 +242,6 @@ def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
         return ()
     names = tuple(device.name for device in devices)
     return () if names == (devices[0].kind,) else names
-
-
-def base_name(model: str) -> str:
-    """Shorten a model's name for its pools: `builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`."""
-    last = model.rstrip("/").rpartition("/")[2].rpartition(":")[2]
-    return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:32] or "base"
 
 
 def load_pool(root: Path) -> Pool | None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from lorad.backends.setup import adapter_config
 from lorad.driver import checkpoint, pending
 from lorad.driver.ahead import Ahead
+from lorad.driver.attempt.checkpoints import STATE, chosen_checkpoint
 from lorad.driver.attempt.pool import is_same_base, newest_version, open_of, sizes_of
 from lorad.driver.evals import progress
 from lorad.driver.evals.evaluate import evaluate, evaluation_due
@@ -61,7 +62,10 @@ def begin(session: Session) -> PoolInfo:
     compare_with_reference(session.params.reference, reference_base, sizes_of(session.spec.trainer))
     inputs = _keep_inputs(session, Path(info.model_path))
     _compare_inputs(session, records, inputs)
-    restored = checkpoint.find(session, facts)
+    restored = None
+    if (path := chosen_checkpoint(session.run_dir, session.params, facts)) is not None:
+        state = msgspec.json.decode((path / STATE).read_bytes(), type=State)
+        restored = checkpoint.Restored(path, state)
     if restored and restored.state.stream and session.train_data.stream is not None:
         session.train_data.stream.restore(restored.state.stream)
     rollouts = pending.read(session, restored.path, facts) if restored else []

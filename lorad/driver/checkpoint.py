@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from lorad.adapters import directory
 from lorad.driver import pending
-from lorad.driver.attempt.checkpoints import STATE, chosen_checkpoint
+from lorad.driver.attempt.checkpoints import STATE
 from lorad.driver.session import Session, State
 from lorad.protocol.calls import Save
-from lorad.protocol.journal import CheckpointFact, Record, lineage, read
+from lorad.protocol.journal import CheckpointFact, lineage, read
 
 _REFERENCE = "reference"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -79,11 +79,3 @@ def checkpoint(session: Session) -> None:
         session.reference = final / _REFERENCE
     session.checkpointed = time.monotonic()
     print(f"checkpoint at step {state.step}: {path}", flush=True)
-
-
-def find(session: Session, facts: list[Record]) -> Restored | None:
-    """Return the checkpoint to resume from; None when there is none. See `chosen_checkpoint`."""
-    path = chosen_checkpoint(session.run_dir, session.params, facts)
-    if path is None:
-        return None
-    return Restored(path, msgspec.json.decode((path / STATE).read_bytes(), type=State))

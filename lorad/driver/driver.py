@@ -18,9 +18,11 @@ from lorad.driver.sample import sample
 from lorad.driver.sampling.admission import remember
 from lorad.driver.score import choose, score, too_many_failed
 from lorad.driver.session import Session
-from lorad.driver.train import adapt_kl, train, untrained
+from lorad.driver.train import Trained, adapt_kl, train
+from lorad.driver.update import current_rate
 from lorad.driver.weigh import look, weigh
 from lorad.errors import LoradError
+from lorad.protocol.batch import LossStats
 from lorad.protocol.calls import Nothing, SlotClosed
 from lorad.protocol.journal import EndFact
 
@@ -75,7 +77,8 @@ def _step(session: Session) -> None:
             session.ahead.put_back(rollout)
         if session.state.step and not checkpoint.is_written(session):
             checkpoint.checkpoint(session)
-        record(session, rollout, scored, None, untrained(session), started)
+        nothing = Trained(current_rate(session), [], LossStats(), None)
+        record(session, rollout, scored, None, nothing, started)
         raise error
     weighed = weigh(session, rollout, scored, look(session, rollout, scored))
     trained = train(session, rollout, scored, weighed)

@@ -127,11 +127,6 @@ def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
     session.state.kl_coef = session.kl_coef * (1 + error * weighed.training.rows.size / kl.horizon)
 
 
-def untrained(session: Session) -> Trained:
-    """Return the result of a step in which nothing is trained."""
-    return Trained(current_rate(session), [], LossStats(), None)
-
-
 def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
     """Do one update. is_first: the weights are those before the step."""
     if m is None:

@@ -129,22 +129,17 @@ class Chunks(Struct, frozen=True):
             self.lengths.tolist(),
             self.finishes.tolist(),
         )
-        routes = self._routes()
+        routes: Iterator[np.ndarray | None] = iter([None] * self.lengths.size)
+        if self.routes is not None and self.routed is not None:
+            stops = np.cumsum(self.routed).tolist()
+            sizes = zip(self.routed.tolist(), stops, strict=True)
+            routes = iter([self.routes[stop - size : stop] if size else None for size, stop in sizes])
         for position, index, length, finish, end in zip(*columns, ends, strict=True):
             part = slice(end - length, end)
             tokens = self.tokens[part]
             logprobs = self.logprobs[part]
             of = prompts[position].id, index, self.version
             yield Chunk(*of, tokens, logprobs, FINISHES[finish], next(routes))
-
-    def _routes(self) -> Iterator[np.ndarray | None]:
-        """Yield those of each chunk."""
-        if self.routes is None or self.routed is None:
-            yield from [None] * self.lengths.size
-            return
-        ends = np.cumsum(self.routed).tolist()
-        for size, end in zip(self.routed.tolist(), ends, strict=True):
-            yield self.routes[end - size : end] if size else None
 
 
 class Ranked(Struct, frozen=True):

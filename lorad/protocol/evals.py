@@ -56,11 +56,6 @@ def chosen(best_by: str | None, evals: Sequence[Mapping[str, float]]) -> str | N
     return first or next((name for name in ("nll", "accuracy") if any(name in one for one in evals)), None)
 
 
-def is_better(metric: str, value: float, other: float, by: float = 0.0) -> bool:
-    """Return whether a value is better than another one, by more than `by`."""
-    return other - value > by if metric in LOWER_IS_BETTER else value - other > by
-
-
 def best_first(metric: str, evals: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the places of the evaluations that have the metric, the best first; of equal ones the first."""
     sign = 1.0 if metric in LOWER_IS_BETTER else -1.0

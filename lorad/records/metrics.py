@@ -206,11 +206,6 @@ EVALS: Mapping[str, Metric] = {
 _EXPLAINED = {**METRICS, **NAMED, **EVALS}
 
 
-def measured_by(kind: Kind) -> list[str]:
-    """List the metrics that steps of such an algorithm may have, but for those that users name."""
-    return [name for name, metric in METRICS.items() if not metric.kinds or kind in metric.kinds]
-
-
 def metric_of(name: str) -> Metric | None:
     """Return what a metric is; None for one that lorad does not know."""
     return _EXPLAINED.get(name) or _EXPLAINED.get(name[: name.find("/") + 1])

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from lorad.errors import SpecError
 from lorad.protocol.evals import ks
-from lorad.records.metrics import NAMED, measured_by
+from lorad.records.metrics import METRICS, NAMED
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import MADE, single
 from lorad.spec.kept import Expectation
@@ -44,7 +44,7 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
             yield from _wrong_evaluation(spec, expectation, key)
         else:
             # one that no step of the run has, or that steps alone have
-            names = measured_by(kind)
+            names = [name for name, known in METRICS.items() if not known.kinds or kind in known.kinds]
             if metric not in names and not (kind == "rl" and metric.startswith(tuple(NAMED))):
                 near = get_close_matches(metric, [*evaluated, *names], 2)
                 hint = f"Did you mean {' or '.join(near)}?" if near else ""

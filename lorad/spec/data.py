@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -186,14 +185,6 @@ def labels_of(sources: Sources) -> dict[str, str]:
         free = (label for label in chain(choices, numbered) if label and label not in labels.values())
         labels[name] = next(free)
     return labels
-
-
-def shares_of(sources: Sources) -> Mapping[str, float]:
-    """Return the weight of each label; nothing where rows are taken together."""
-    if not isinstance(sources, dict):
-        return {}
-    labels = labels_of(sources)
-    return {labels[name]: weight_of(share) for name, share in sources.items()}
 
 
 def weight_of(share: float | _SourceSpec) -> float:

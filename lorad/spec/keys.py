@@ -64,7 +64,13 @@ def sections_of(part: type[Struct], name: str = "") -> Iterator[_Section]:
     for field in msgspec.structs.fields(part):
         path = f"{name}.{field.name}".lstrip(".")
         if section := struct_in(field.type):
-            inside.append((section, f"{path}{_below(field.type)}"))
+            arguments = get_args(field.type)
+            is_direct = any(isinstance(form, type) and issubclass(form, Struct) for form in arguments)
+            is_list = any(get_origin(form) is list for form in (field.type, *arguments))
+            # what stands between a key and the keys of its section: a name, or the place in a list
+            below = "[N]" if is_list and (get_origin(field.type) is list or not is_direct) else ""
+            below = ".NAME" if get_origin(field.type) is dict else below
+            inside.append((section, f"{path}{below}"))
         if section is None or not isinstance(field.type, type):
             default = field.default
             if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
@@ -89,16 +95,6 @@ def struct_in(kind: Any) -> type[Struct] | None:
     lists = [arg for arg in get_args(kind) if get_origin(arg) is list]
     sections = (struct_in(arg) for arg in (*direct, *lists))
     return next((section for section in sections if section is not None), None)
-
-
-def _below(kind: Any) -> str:
-    """Return what stands between a key and the keys of its section: a name, or the place in a list."""
-    if get_origin(kind) is dict:
-        return ".NAME"
-    forms = (kind, *get_args(kind))
-    is_direct = any(isinstance(form, type) and issubclass(form, Struct) for form in get_args(kind))
-    is_list = any(get_origin(form) is list for form in forms)
-    return "[N]" if is_list and (get_origin(kind) is list or not is_direct) else ""
 
 
 def meanings(owner: type[msgspec.Struct]) -> dict[str, str]:

@@ -104,16 +104,6 @@ def names(store: Rows, run: str) -> frozenset[str]:
     return frozenset({run, *(str(row["name"]) for row in store.rows(sql, (run, first_id(store, run))))})
 
 
-def last_end(store: Rows, name: str) -> str | None:
-    """Tell how the last run of this name lost it, as `removed` or `renamed`; None where none did."""
-    sql = (
-        "SELECT kind FROM events WHERE run = ? AND (kind = 'removed' OR kind = 'renamed' "
-        "AND json_type(data, '$.to') IS NOT NULL) ORDER BY id DESC LIMIT 1"
-    )
-    row = store.row(sql, (name,))
-    return None if row is None else str(row["kind"])
-
-
 def present_name(store: Rows, name: str) -> str | None:
     """Find the run that had this name before; None where there is none, or it was removed."""
     for _ in range(_HOPS):

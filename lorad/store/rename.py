@@ -106,7 +106,11 @@ def refuse_name(store: Rows, old: str, new: str) -> None:
     if (existing := runs.name_in_use(store, new)) not in (None, old):
         like = "" if existing == new else " in other capitals, and capitals alone do not tell runs apart"
         raise Conflict(f"there is a run named {new}{like}", hint="Choose another name, or remove that run.")
-    how = events.last_end(store, new)
+    sql = (
+        "SELECT kind FROM events WHERE run = ? AND (kind = 'removed' OR kind = 'renamed' "
+        "AND json_type(data, '$.to') IS NOT NULL) ORDER BY id DESC LIMIT 1"
+    )
+    how = (store.row(sql, (new,)) or {}).get("kind")  # the last run of this name lost it, if one did
     if how == "removed" or (how == "renamed" and events.present_name(store, new) != old):
         raise Conflict(
             f"another run was named {new}, and numbers of its versions are not used again",

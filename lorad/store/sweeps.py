@@ -25,10 +25,12 @@ def create(
     """Create a sweep. Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
+        axes = msgspec.json.encode(grid).decode()
+        rule = None if halving is None else msgspec.json.encode(halving).decode()
         connection.execute(
             "INSERT INTO sweeps (sweep, owner, created_at, grid, halving, owner_uid) VALUES (?, ?, ?, ?, ?, "
             "?)",
-            (sweep, owner, time.time(), _json(grid), None if halving is None else _json(halving), owner_uid),
+            (sweep, owner, time.time(), axes, rule, owner_uid),
         )
         return get(store, sweep)
 
@@ -90,8 +92,5 @@ def decide(store: Store, sweep: str, rung: Rung) -> None:
     with store.write() as connection:
         others = (other for other in get(store, sweep).rungs if other.step != rung.step)
         rungs = sorted([*others, rung], key=lambda rung: rung.step)
-        connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", (_json(rungs), sweep))
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+        values = (msgspec.json.encode(rungs).decode(), sweep)
+        connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", values)

@@ -13,9 +13,9 @@ from msgspec.structs import asdict, replace
 from lorad.bounds import SPEC_BODY_BYTES
 from lorad.box.paths import AttemptDir
 from lorad.daemon import pool as daemon_pool
+from lorad.daemon.access import name_for
 from lorad.daemon.context import Context, request_of
 from lorad.daemon.process.processes import read_object, read_status
-from lorad.daemon.queue.preempt import told_of
 from lorad.daemon.runs.versions import has_files, is_loaded
 from lorad.daemon.storage.footprint import files_of
 from lorad.errors import LoradError
@@ -93,7 +93,16 @@ def listed_view(ctx: Context, row: RunSummary) -> Run:
 
 
 def _waiting_of(ctx: Context, row: RunSummary) -> str:
-    return told_of(ctx, row, row.waiting if row.state in ("queued", "starting") or row.serving else "")
+    """Say why a run waits, and for which run it made room."""
+    waiting = row.waiting if row.state in ("queued", "starting") or row.serving else ""
+    if row.yielded:
+        return f"stops at its next step: {row.yielded}"
+    if not row.preempted:
+        return waiting
+    other = name_for(ctx, row, row.preempted)
+    if row.state == RunState.STOPPING:
+        return f"being preempted by {other}"
+    return "; ".join(part for part in (f"preempted by {other}", waiting) if part)
 
 
 def _viewed(row: RunSummary, waiting: str) -> Run:

@@ -6,27 +6,29 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lorad.bounds import STATUS_BYTES
-from lorad.box.runtime import Decision
+from lorad.box.runtime import Decision, Overrides, choose_runtime
 from lorad.children import leftovers
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import Device, lock_file
 from lorad.daemon.gpu.lock_notes import LOOK_SECONDS, wanted_by_others
 from lorad.daemon.guarded import each, of_pool
-from lorad.daemon.pool import Pool, base_name, load_pool
+from lorad.daemon.pool import Pool, load_pool
 from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.grants import with_likely_first
-from lorad.daemon.pools.threads import UNKNOWN, pool_runtime
+from lorad.daemon.pools.threads import UNKNOWN
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.commands import own_secrets, secret_files
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
@@ -98,7 +100,9 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     for pool in sorted(ctx.pools.values(), key=lambda pool: not pool.process.is_up):
         if pool.setup.key == setup.key and (pool.process.is_up or not _unusable(ctx, pool)):
             return pool
-    base = base_name(setup.model)
+    last = setup.model.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+    # `builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`
+    base = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:32] or "base"
     number = 1
     while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
         number += 1
@@ -152,7 +156,9 @@ def start_pool(ctx: Context, pool: Pool, why: Decision = UNKNOWN) -> bool:
     if setup != pool.setup:
         write_json(pool.root / "pool.json", msgspec.to_builtins(setup))
         pool.setup = setup
-    runtime = pool_runtime(ctx, setup, why)
+    overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
+    runtime = choose_runtime(0, ctx.gpus.machine(), setup.device, overrides)
+    runtime = replace(runtime, reasons={**runtime.reasons, "threads": why})
     env = ctx.processes.commands.environment(ctx.home, runtime=runtime, pythonpath=setup.pythonpath)
     locks = [lock for device in ctx.gpus.devices if device.name in pool.names and (lock := lock_file(device))]
     user = ctx.user(setup.owner)

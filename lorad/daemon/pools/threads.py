@@ -8,15 +8,13 @@ Where it was removed, the setup of the run's pool is used instead.
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 from msgspec import Struct
 
-from lorad.box.runtime import Decision, Overrides, Runtime, choose_runtime, choose_threads
+from lorad.box.runtime import Decision, Overrides, choose_threads
 from lorad.daemon.context import Context, unreadable
 from lorad.daemon.process.processes import write_json
-from lorad.protocol.pool_setup import PoolSetup
 from lorad.spec.model import Spec
 from lorad.store import events
 from lorad.store.rows import RunRow
@@ -53,13 +51,6 @@ def threads_of(
     overrides = Overrides(fixed, spec.pool.threads, ctx.config.runtime, os.environ)
     slots = len(ctx.gpus.devices) if ctx.gpus.devices[0].is_cpu else 1
     return {kind: choose_threads(parameters, machine, kind, overrides, slots) for kind in kinds}
-
-
-def pool_runtime(ctx: Context, setup: PoolSetup, why: Decision) -> Runtime:
-    """Choose the runtime of a pool's process: the threads of its setup, the rest as the machine is now."""
-    overrides = Overrides(setup.threads, config=ctx.config.runtime, environment=os.environ)
-    chosen = choose_runtime(0, ctx.gpus.machine(), setup.device, overrides)
-    return replace(chosen, reasons={**chosen.reasons, "threads": why})
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Decision) -> None:

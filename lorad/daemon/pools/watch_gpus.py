@@ -1,7 +1,6 @@
 """Who computes on GPUs beside this daemon's pools."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -69,14 +68,6 @@ def sight_of_cpu(seconds: float | None) -> Sight:
     """
     memory = psutil.virtual_memory()
     return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(seconds) / 100)
-
-
-async def fresh(ctx: Context, seconds: float = 2.0) -> None:
-    """Look, and wait for it so long."""
-    look(ctx)
-    if ctx.gpus.sights.since is not None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ctx.gpus.sights.done.wait(), seconds)
 
 
 def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:

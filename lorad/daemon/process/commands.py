@@ -15,7 +15,7 @@ from pathlib import Path
 from lorad.box.config import Config
 from lorad.box.paths import Home, python_path
 from lorad.box.runtime import Runtime
-from lorad.daemon.process.enter import OWN_SECRETS, PLACE
+from lorad.daemon.process.enter import OWN_SECRETS
 from lorad.daemon.process.shim import read_secret
 from lorad.daemon.process.users import User
 from lorad.errors import SpecError
@@ -82,15 +82,6 @@ def secret_files(config: Config) -> dict[str, str]:
 def own_secrets(user: User | None) -> dict[str, str]:
     """Return what is added to the environment of a user's process that is to have that user's own secrets."""
     return {} if user is None else {OWN_SECRETS: "1"}
-
-
-def refuse_shared(config: Config, path: Path) -> None:
-    """Raise SpecError for secrets that every user of a daemon could read in processes of theirs."""
-    if config.secrets:
-        hint = (
-            f"Remove them. Each user has a file for each variable, mode 0600: ~/{PLACE}/{min(config.secrets)}"
-        )
-        raise SpecError(f"{path}: secrets: all users of a shared daemon would get them", hint=hint)
 
 
 def secrets_of(config: Config, user: User | None) -> dict[str, str]:

@@ -13,10 +13,6 @@ import ctypes
 import os
 import sys
 
-_TYPE_CHECKING = False
-if _TYPE_CHECKING:  # typing itself would double the start-up
-    from collections.abc import Callable
-
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -45,8 +41,17 @@ def main() -> None:
         _checked(libc.capset(header, nothing), "capabilities")
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     os.umask(_UMASK)
-    if has_secrets:
-        os.environ.update(_secrets_in(os.path.join(os.environ.get("HOME", "/"), PLACE), read_secret))
+    if has_secrets:  # from the files that have names of variables
+        path = directory = os.path.join(os.environ.get("HOME", "/"), PLACE)
+        try:
+            names = sorted(os.listdir(directory))[:_MOST]
+            for name in (name for name in names if name.isidentifier() and not name.startswith("LORAD_")):
+                path = os.path.join(directory, name)
+                os.environ[name] = read_secret(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            sys.exit(f"{SAID}{path}: {error.strerror}")
     try:
         os.chdir(cwd)
     except OSError:
@@ -55,22 +60,6 @@ def main() -> None:
         os.execvpe(argv[0], argv, os.environ)
     except OSError as error:
         sys.exit(f"lorad: cannot start {argv} as user {uid}: {error}")
-
-
-def _secrets_in(directory: str, read: Callable[[str], str]) -> dict[str, str]:
-    """Read the files that have names of variables. Ends the process where one cannot be used."""
-    path = directory
-    secrets = {}
-    try:
-        names = sorted(os.listdir(directory))[:_MOST]
-        for name in (name for name in names if name.isidentifier() and not name.startswith("LORAD_")):
-            path = os.path.join(directory, name)
-            secrets[name] = read(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return secrets
-    except OSError as error:
-        sys.exit(f"{SAID}{path}: {error.strerror}")
-    return secrets
 
 
 def _checked(result: int, what: str) -> None:

@@ -78,7 +78,9 @@ def cut(path: Path, limit: int) -> bool:
             while data := os.pread(fd, _CHUNK, gone + done):
                 done += os.pwrite(fd, data, done)
             os.ftruncate(fd, done)
-        os.pwrite(fd, mark(before + gone), 0)
+        # over the first bytes of what stays: offsets are as before, less what was cut
+        mark = f"[lorad] {before + gone} bytes of this log were cut before here".encode()
+        os.pwrite(fd, mark.ljust(_MARK_BYTES - 1, b".") + b"\n", 0)
         return True
     finally:
         os.close(fd)
@@ -89,12 +91,6 @@ def collapse(fd: int, gone: int) -> bool:
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     return bool(fallocate(fd, _COLLAPSE_RANGE, 0, gone) == 0)
-
-
-def mark(cut: int) -> bytes:
-    """Make the line that is written over the first bytes of what stays: offsets are as before, less `cut`."""
-    text = f"[lorad] {cut} bytes of this log were cut before here".encode()
-    return text.ljust(_MARK_BYTES - 1, b".") + b"\n"
 
 
 def cut_before(fd: int) -> int:

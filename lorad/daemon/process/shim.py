@@ -84,7 +84,7 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
 
         guard.prctl(guard.PR_SET_CHILD_SUBREAPER, 1)
         end_the_rest = guard.end_the_rest
-    _block_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     gate, opened = os.pipe()
     child = os.fork()
     if child == 0:
@@ -158,7 +158,7 @@ def wait(child: int) -> int:
     """Wait for the child. What is left of its process group is killed while its pid cannot be used again."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child:
         os.waitpid(ended.si_pid, 0)  # an orphan
-    _block_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:  # noqa: SIM105 - contextlib would double the start-up
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -185,10 +185,6 @@ def _take_lock(path: str, patience: float = 0) -> int | None:
     os.close(fd)
     print(f"lorad: {path} is locked by another process", file=sys.stderr)
     return None
-
-
-def _block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
 
 
 def _forward_signals(child: int) -> None:

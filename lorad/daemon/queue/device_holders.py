@@ -56,16 +56,6 @@ def keep_leases(ctx: Context) -> None:
                 lock_notes.remove(notes, path)
 
 
-def lease_of(ctx: Context, device: Device, reader: Reader) -> Holder | None:
-    """Find who holds the device, as the reader may see it; None when nobody does, or the holder left no
-    note.
-    """
-    for pool in ctx.pools.values():
-        if pool.process.is_up and device.name in pool.names:
-            return holder_of_pool(ctx, pool, reader)
-    return lock_notes.holder_of(device)
-
-
 def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
     """Describe a pool as the holder of its devices; without its name where the reader may not see it."""
     status = read_status(pool.attempt()) or {}

@@ -6,9 +6,9 @@ stops, and `place.py` asks them to.
 
 from lorad.daemon.access import name_for
 from lorad.daemon.context import Context
-from lorad.states import Move, RunState
+from lorad.states import Move
 from lorad.store import runs
-from lorad.store.rows import RunRow, RunSummary
+from lorad.store.rows import RunRow
 
 
 def queue_again(ctx: Context, run: RunRow) -> None:
@@ -20,15 +20,3 @@ def queue_again(ctx: Context, run: RunRow) -> None:
         runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
     elif run.yielded:
         runs.move(ctx.store, run.name, Move.RESUME, detail=run.yielded)
-
-
-def told_of(ctx: Context, row: RunSummary, waiting: str) -> str:
-    """Say why a run waits, and for which run it made room."""
-    if row.yielded:
-        return f"stops at its next step: {row.yielded}"
-    if not row.preempted:
-        return waiting
-    other = name_for(ctx, row, row.preempted)
-    if row.state == RunState.STOPPING:
-        return f"being preempted by {other}"
-    return "; ".join(part for part in (f"preempted by {other}", waiting) if part)

@@ -160,7 +160,12 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
         make_run(RunDir(staged), ctx.user(uid))
         write_json(staged / "request.json", msgspec.to_builtins(request))
         if not adapter_import.known:
-            await on_behalf(ctx, uid, _write_version, adapter_import, adapter)
+            model = spec.model.path
+            facts = {"run": name, "version": number, "step": 0, "parent": None}
+            facts |= {"sha256": sha256, "model": model}
+            await on_behalf(
+                ctx, uid, write_directory, files, lambda path: write_peft(adapter, path, model), facts
+            )
     except BaseException:
         discard(staged)
         raise
@@ -177,13 +182,6 @@ def _alike(versions: Sequence[VersionRow], config: AdapterConfig) -> list[Versio
             if meaning == (config.alpha, config.rslora):
                 alike.append(version)
     return alike
-
-
-def _write_version(adapter_import: Import, adapter: Adapter) -> None:
-    model = adapter_import.spec.model.path
-    facts = {"run": adapter_import.name, "version": adapter_import.number, "step": 0, "parent": None}
-    facts |= {"sha256": adapter_import.sha256, "model": model}
-    write_directory(adapter_import.files, lambda path: write_peft(adapter, path, model), facts)
 
 
 def settle(

@@ -151,7 +151,11 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorde
         root.mkdir(mode=0o700)
         if (user := ctx.user(uid)) is not None:
             own_directory(root, user)
-        await on_behalf(ctx, uid, write, adapter, copy, spec.algorithm.teacher or spec.model.path)
+        model = spec.algorithm.teacher or spec.model.path
+        facts = {"reference": recorded.name, "sha256": sha256, "model": model}
+        await on_behalf(
+            ctx, uid, write_directory, copy.directory, lambda path: write_peft(adapter, path, model), facts
+        )
     except OSError as error:
         discard(root)
         where = f"{error.filename or root}: {error.strerror}"
@@ -160,11 +164,6 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorde
         discard(root)
         raise
     return copy
-
-
-def write(adapter: Adapter, copy: Staged, model: str) -> None:
-    facts = {"reference": copy.reference.name, "sha256": copy.reference.sha256, "model": model}
-    write_directory(copy.directory, lambda path: write_peft(adapter, path, model), facts)
 
 
 def refuse_other_model(copy: Staged | None, facts: SpecFacts) -> None:

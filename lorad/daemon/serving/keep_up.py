@@ -66,14 +66,3 @@ def set_serving(ctx: Context, names: Iterable[str], pool: Pool) -> None:
         is_home = base is not None and pool.setup.serves(base)
         columns = {"pool": pool.id, "waiting": ""} if is_home else {}
         runs.set_fields(ctx.store, name, serving=1, **columns)
-
-
-def end_serving(ctx: Context, names: Iterable[str]) -> None:
-    """Let the pools of these runs end when they are idle. Aliases stay; what asks for them starts a pool."""
-    with ctx.store.write():
-        for name in names:
-            columns = {"waiting": ""} if RunState(runs.get(ctx.store, name).state).is_over else {}
-            runs.set_fields(ctx.store, name, serving=0, **columns)
-            ctx.serving.pauses.pop(name, None)
-    for pool in ctx.pools.values():
-        pool.serves -= {*names}

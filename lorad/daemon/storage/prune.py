@@ -260,12 +260,6 @@ def delete(ctx: Context, item: Doomed) -> Path | None:
         return None
 
 
-def sweep(directory: RunDir) -> None:
-    """Remove what writers left behind when they died."""
-    for path in leftovers_in(directory, before=time.time()):
-        discard(path)
-
-
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
     parents = (directory.versions, directory.checkpoints)
     paths = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]

@@ -27,7 +27,16 @@ def read(body: bytes, how: Sampling) -> Chat:
     choice = chat.pop("tool_choice", None)
     if isinstance(choice, dict):
         chat["tool_choice"] = choice.get("type")
-    tools = [*map(_tool, chat.pop("tools", None) or [])]
+    tools = list[dict[str, Any]]()
+    for tool in chat.pop("tools", None) or []:
+        if not isinstance(tool, dict) or "input_schema" not in tool:
+            kind = tool.get("type") if isinstance(tool, dict) else tool
+            raise DoorRefusal(
+                f"tools: the door of an episode has tools with a schema alone, and no {kind}.", "tools"
+            )
+        about = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
+        function = about | {"parameters": tool["input_schema"]}
+        tools.append({"type": "function", "function": function})
     messages = [part for message in turns for part in _messages(message)]
     return chat_of({**chat, "messages": [*own, *messages], "tools": tools}, how)
 
@@ -65,16 +74,6 @@ def _text(content: Any, param: str) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise DoorRefusal(f"{param}: the door of an episode takes text alone.", param)
     return "".join(texts)
-
-
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or "input_schema" not in tool:
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise DoorRefusal(
-            f"tools: the door of an episode has tools with a schema alone, and no {kind}.", "tools"
-        )
-    about = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
-    return {"type": "function", "function": about | {"parameters": tool["input_schema"]}}
 
 
 def answer_of(answer: Mapping[str, Any]) -> dict[str, Any]:

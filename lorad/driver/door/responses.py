@@ -38,7 +38,15 @@ def read(body: bytes, how: Sampling) -> Chat:
     chat["max_tokens"] = chat.pop("max_output_tokens", None)
     chat.pop("previous_response_id", None)
     chat.pop("conversation", None)
-    return chat_of({**chat, "messages": [*own, *_messages(items)], "tools": [*map(_tool, tools)]}, how)
+    messages = [*own, *_messages(items)]
+    functions = list[Any]()
+    for tool in tools:
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            kind = tool.get("type") if isinstance(tool, dict) else tool
+            raise DoorRefusal(f"tools: the door of an episode has functions alone, and no {kind}.", "tools")
+        about = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        functions.append({"type": "function", "function": about})
+    return chat_of({**chat, "messages": messages, "tools": functions}, how)
 
 
 def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -79,14 +87,6 @@ def _text(content: Any, param: str) -> Any:
     if not all(isinstance(part, dict) and part.get("type") in _TEXTS for part in content):
         raise DoorRefusal(f"{param}: the door of an episode takes text alone.", param)
     return "".join(str(part.get("text", "")) for part in content)
-
-
-def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise DoorRefusal(f"tools: the door of an episode has functions alone, and no {kind}.", "tools")
-    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": function}
 
 
 def answer_of(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from lorad.driver.evals import progress
-from lorad.driver.evals.problems import sampling
 from lorad.driver.record import source_of, write_samples
-from lorad.driver.sample import complete
+from lorad.driver.sample import complete, sampling_of
 from lorad.driver.session import Plan, Problems, Session
 from lorad.protocol.evals import SetScore, ks, pass_at
 from lorad.protocol.heartbeat import HEART
@@ -70,7 +71,14 @@ def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dic
         return SetScore(None, len(examples), 0), []
     # the same seeds at each step and in each run: what differs are the versions
     planned = Plan(0, examples, 0, session.state.version, 0)
-    how = sampling(session.spec.rollout, settings, tuple(session.tokenizer.eos_ids))
+    rollout = session.spec.rollout
+    how = structs.replace(
+        sampling_of(rollout, tuple(session.tokenizer.eos_ids), greedy=True),
+        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p if settings.temperature else 1.0,
+        top_k=settings.top_k if settings.temperature else 0,
+    )
     own = problems.rewarder
     groups, _, scoring = complete(session, session.pool, planned, settings.n, how, own, seed=EVAL_SEED)
     scores = scoring.scores()

@@ -1,19 +1,15 @@
-"""What is evaluated: problems, how they are sampled, and what scores their completions."""
+"""What is evaluated: problems, and what scores their completions."""
 
 import contextlib
 from pathlib import Path
 
-from msgspec import structs
-
 from lorad.driver.rewards import Rewarder
-from lorad.driver.sample import sampling_of
 from lorad.driver.session import Problems
-from lorad.protocol.batch import Sampling
 from lorad.rl.completions.targets import load_held_out
 from lorad.rl.data import load_set
 from lorad.rl.tokenizer import Tokenizer
 from lorad.spec.kept import MAIN, EvalSet
-from lorad.spec.model import Rollout, Spec
+from lorad.spec.model import Spec
 from lorad.spec.reward import rewards_of
 
 
@@ -41,14 +37,3 @@ def load_problems(
         )
         sets.append(Problems(name, settings, load_set(spec, name, tokenizer, cwd), own))
     return sets
-
-
-def sampling(rollout: Rollout, settings: EvalSet, stop_token_ids: tuple[int, ...]) -> Sampling:
-    """Return how the completions of a set are sampled."""
-    return structs.replace(
-        sampling_of(rollout, stop_token_ids, greedy=True),
-        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p if settings.temperature else 1.0,
-        top_k=settings.top_k if settings.temperature else 0,
-    )

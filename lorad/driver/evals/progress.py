@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lorad.driver.session import Session
-from lorad.protocol.evals import best_first, chosen, figures, is_better
+from lorad.protocol.evals import LOWER_IS_BETTER, best_first, chosen, figures
 from lorad.protocol.journal import EvalFact, Record
 from lorad.spec.kept import EvalStop
 from lorad.text import number
@@ -50,13 +50,14 @@ def _standstill(session: Session) -> str:
     metric = chosen(session.spec.checkpoint.best_by, [measured for _, measured in session.evals])
     if stop is None or metric is None:
         return ""
+    sign = -1 if metric in LOWER_IS_BETTER else 1
     best = None
     best_step = 0
     since = 0
     for step, measured in session.evals:
         if (value := measured.get(metric)) is None:
             continue
-        if best is None or is_better(metric, value, best, stop.min_delta):
+        if best is None or sign * (value - best) > stop.min_delta:
             best = value
             best_step = step
             since = 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from lorad.errors import SpecError
 from lorad.rl.kept.rows import KeptRows
-from lorad.spec.data import Sources, shares_of
+from lorad.spec.data import Sources, labels_of, weight_of
 
 
 class Order:
@@ -79,6 +79,8 @@ class _RowMixture:
 
 def order_of(kept: KeptRows, sources: Sources, seed: int, *, shuffled: bool) -> Order | _RowMixture:
     """Return the order of rows of these sources. Raises SpecError."""
-    if shares := shares_of(sources):
+    if isinstance(sources, dict) and sources:
+        labels = labels_of(sources)
+        shares = {labels[name]: weight_of(share) for name, share in sources.items()}
         return _RowMixture(kept.labels, shares, seed, shuffled=shuffled)
     return Order(len(kept), seed, shuffled=shuffled)

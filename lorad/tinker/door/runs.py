@@ -50,7 +50,13 @@ class Runs:
         """Make the run of a model, once. Raises LoradError: the spec is not usable, no daemon answers."""
         if await self.find(model.run) is not None:
             return
-        text = json.dumps(spec_of(model, base, await self._positions(base)))
+        lora: dict[str, Any] = {"rank": model.lora.rank, "alpha": _ALPHA, "target_modules": "all-linear"}
+        if not model.lora.train_attn:
+            lora["exclude_modules"] = [*_ATTENTION, "lm_head"]
+        elif not model.lora.train_mlp:
+            lora["target_modules"] = _ATTENTION
+        spec = _spec_of_base(base, await self._positions(base))
+        text = json.dumps(spec | {"seed": model.lora.seed or 0, "lora": lora})
         cwd = str(self.home.root)
         overrides = self.settings.overrides
         make = partial(self.client.run, text, source=_SOURCE, cwd=cwd, overrides=overrides, name=model.run)
@@ -116,21 +122,6 @@ class Runs:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def spec_of(model: Model, base: str, context: int) -> dict[str, Any]:
-    """Return the spec of a model's run.
-
-    Args:
-        base: The directory of its base.
-        context: For how many tokens there is room.
-    """
-    lora: dict[str, Any] = {"rank": model.lora.rank, "alpha": _ALPHA, "target_modules": "all-linear"}
-    if not model.lora.train_attn:
-        lora["exclude_modules"] = [*_ATTENTION, "lm_head"]
-    elif not model.lora.train_mlp:
-        lora["target_modules"] = _ATTENTION
-    return _spec_of_base(base, context) | {"seed": model.lora.seed or 0, "lora": lora}
 
 
 def _spec_of_base(base: str, context: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Nothing is kept on disk: after a restart the client hears that its request is go
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 from collections import Counter
@@ -85,12 +84,6 @@ class _Sampled:
             await asyncio.wait_for(self.done.wait(), seconds)
         self.is_fetched = self.done.is_set()
         return self.is_fetched
-
-
-def seeds_of(text: str, count: int) -> np.ndarray:
-    """Return seeds that depend on the text alone, uint64 [count]."""
-    digests = (hashlib.sha256(f"{text} {index}".encode()).digest() for index in range(count))
-    return np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
 
 
 class SamplingPools:

@@ -28,13 +28,13 @@ from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.bill.answer import KEYS, bill_of
 from lorad.daemon.bill.take_in import take_in_all
 from lorad.daemon.context import Context
-from lorad.daemon.gpu import devices
+from lorad.daemon.gpu import devices, lock_notes
 from lorad.daemon.gpu.lock_notes import Holder
 from lorad.daemon.gpu.occupancy import Sight
 from lorad.daemon.pools.life import end_pools, timeout_of
-from lorad.daemon.pools.watch_gpus import fresh, sight_of_cpu
+from lorad.daemon.pools.watch_gpus import look, sight_of_cpu
 from lorad.daemon.process.orphans import find_orphans
-from lorad.daemon.queue.device_holders import holder_of_pool, lease_of
+from lorad.daemon.queue.device_holders import holder_of_pool
 from lorad.daemon.queue.foresee import forecasts_lately
 from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_on
 from lorad.daemon.record.rows_and_disk import of_home
@@ -52,6 +52,7 @@ from lorad.store import pools, runs
 from lorad.store.rows import ReservationRow
 from lorad.text import duration, moment, one_line
 
+_LOOK_SECONDS = 2.0  # for which a look at the GPUs is waited for
 _CPU_SECONDS = 0.05  # over which the use of the CPU is measured
 _TROUBLES = 20  # how many things that failed and are tried again are listed
 
@@ -111,7 +112,10 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
     """List the devices of this machine, who holds them and why, and who else is there; then those of nodes
     that pools have.
     """
-    await fresh(ctx)
+    look(ctx)
+    if ctx.gpus.sights.since is not None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ctx.gpus.sights.done.wait(), _LOOK_SECONDS)
     cpu = await asyncio.to_thread(sight_of_cpu, _CPU_SECONDS) if ctx.gpus.devices[0].is_cpu else None
     past = ctx.gpus.history.samples if call.number("history", 0) else {}
     own = [_device_view(ctx, call, device, cpu, past.get(device.name, ())) for device in ctx.gpus.devices]
@@ -147,7 +151,7 @@ def _device_view(
     part = ""  # of the pool, if it is split
     if setup is not None and setup.rollout_devices:
         part = "servers" if device.name in setup.server_names else "trainer"
-    holder = lease_of(ctx, device, who)
+    holder = holder_of_pool(ctx, up[0], who) if up else lock_notes.holder_of(device)
     aside = ctx.gpus.set_aside.get(device.name)
     reservation = None
     if (row := _reserved(ctx, device)) is not None:

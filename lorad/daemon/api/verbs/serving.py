@@ -17,13 +17,13 @@ from lorad.daemon.services.door import DOOR
 from lorad.daemon.services.gateway import want_gateway_of
 from lorad.daemon.services.service import need
 from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load, staged
-from lorad.daemon.serving.keep_up import end_serving
 from lorad.daemon.storage.prune import prune
 from lorad.errors import NotFound
 from lorad.protocol.listener import uid_named
 from lorad.records.requests import DoorRequest, ModelRequest, OwnerRequest, RunRequest
 from lorad.records.versions import DoorOwner, LoadedModel, ServingOwner, StoppedServing
 from lorad.spec.text import load_spec
+from lorad.states import RunState
 from lorad.store import events, runs
 
 
@@ -117,7 +117,8 @@ async def find_door(ctx: Context, call: Call) -> DoorOwner:
 async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
     """Let the pool of a run, of an alias, or of the caller's runs on a base end when it is idle.
 
-    The `model` of the request names the run, the alias or the base.
+    The `model` of the request names the run, the alias or the base. Aliases stay; what asks for them starts a
+    pool.
 
     Raises NotFound, NotAllowed.
     """
@@ -132,8 +133,12 @@ async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
         raise NotFound(f"nothing named {model} is being served", hint=f"Served: {served or 'nothing'}.")
     must_own(ctx, call.caller, *(of_run(ctx, call.caller, run) for run in serving if run.name in names))
     with ctx.store.write():
-        end_serving(ctx, names)
         for name in names:
+            columns = {"waiting": ""} if RunState(runs.get(ctx.store, name).state).is_over else {}
+            runs.set_fields(ctx.store, name, serving=0, **columns)
+            ctx.serving.pauses.pop(name, None)
             events.append(ctx.store, name, "serving", {"stopped": True, "by": call.caller.name})
+        for pool in ctx.pools.values():
+            pool.serves -= {*names}
     ctx.loop.poke()
     return StoppedServing(model, names)

@@ -16,7 +16,7 @@ from lorad.tinker.door.checkpoints import SAMPLER
 from lorad.tinker.door.door import Asked, Door
 from lorad.tinker.door.errors import BadRequest, HttpError
 from lorad.tinker.door.routes import bodies
-from lorad.tinker.door.sampling import CLONE, Wish, seeds_of
+from lorad.tinker.door.sampling import CLONE, Wish
 from lorad.tinker.door.state import Sampler
 from lorad.tinker.door.wire import Limits, check_tokens
 from lorad.tinker.records import Published
@@ -105,7 +105,8 @@ async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limi
     tokens = np.array([token for chunk in body.prompt.chunks for token in chunk.tokens], np.int64)
     check_tokens(tokens, limits, "prompt")
     params = body.sampling_params
-    text = id if params.seed is None else f"seed {params.seed}"
+    text = id if params.seed is None else f"seed {params.seed}"  # all that the seeds depend on
+    digests = (hashlib.sha256(f"{text} {index}".encode()).digest() for index in range(body.num_samples))
     top = body.topk_prompt_logprobs
     if not 0 <= top <= _MOST_TOP:
         raise BadRequest(f"topk_prompt_logprobs {top}: at most {_MOST_TOP} are given")
@@ -138,7 +139,7 @@ async def _wish(door: Door, body: bodies.Sample, sampler: Sampler, id: str, limi
         raise BadRequest(f"prompt_logprobs_last_n {last} is not positive")
     return Wish(
         tokens=tokens.astype(np.int32),
-        seeds=seeds_of(text, body.num_samples),
+        seeds=np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64),
         sampling=sampling,
         last=tokens.size if last is None else min(last, tokens.size),
         top=top,
