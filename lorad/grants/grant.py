@@ -132,23 +132,7 @@ class Grant:
     async def _connect(
         self, stack: AsyncExitStack, credentials: Credentials, granted_node: GrantedNode
     ) -> Node:
-        """Raises NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
-        that is too small.
-        """
-        name = granted_node.node
-        if granted_node.uid != os.getuid():
-            raise NotAllowed(
-                f"{name} runs lorad as user {granted_node.uid}, and this pool is of user {os.getuid()}",
-                hint="A cluster has one user: ask its administrator for one of your own.",
-            )
-        if words := too_small(granted_node, self._setup.memory):
-            self._tell("refused", words, LARGER)
-            raise SpecError(words, key="resources.devices", hint=LARGER)
-        if name in self._nodes or not name.isprintable() or len(name) > _NAME:
-            raise NotAllowed(f"a node says that its name is {name[:80]!r}, which is another's or none")
-        if not len(granted_node.devices) == len({*granted_node.devices}) == self._setup.devices:
-            words = f"{name} says that it has {len(granted_node.devices)} devices"
-            raise NotAllowed(f"{words}, and {self._setup.devices} different ones were asked for")
+        self._check(granted_node)
         connection = Node.connected(granted_node, credentials, self._life, self._setup)
         node = self._nodes[granted_node.node] = await stack.enter_async_context(connection)
 
@@ -223,6 +207,25 @@ class Grant:
                     words = f"the grant process {await child.ended()}; {cause(child.tail(200))}"
                     self._tell("lost", words)
                     raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
+
+    def _check(self, granted: GrantedNode) -> None:
+        """Raise NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
+        that is too small.
+        """
+        name = granted.node
+        if granted.uid != os.getuid():
+            raise NotAllowed(
+                f"{name} runs lorad as user {granted.uid}, and this pool is of user {os.getuid()}",
+                hint="A cluster has one user: ask its administrator for one of your own.",
+            )
+        if words := too_small(granted, self._setup.memory):
+            self._tell("refused", words, LARGER)
+            raise SpecError(words, key="resources.devices", hint=LARGER)
+        if name in self._nodes or not name.isprintable() or len(name) > _NAME:
+            raise NotAllowed(f"a node says that its name is {name[:80]!r}, which is another's or none")
+        if not len(granted.devices) == len({*granted.devices}) == self._setup.devices:
+            words = f"{name} says that it has {len(granted.devices)} devices"
+            raise NotAllowed(f"{words}, and {self._setup.devices} different ones were asked for")
 
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]
