@@ -1,8 +1,6 @@
 """The bill as a table and as CSV, and the times that it is asked for."""
 
-import csv
 import re
-import sys
 import time
 from datetime import datetime
 
@@ -11,7 +9,7 @@ import msgspec
 from lorad.cli import table
 from lorad.client.bill_words import bill_words
 from lorad.errors import SpecError
-from lorad.records.bill import Bill, BillLine
+from lorad.records.bill import Bill
 from lorad.text import moment, seconds_of
 
 _COLUMNS = (
@@ -46,16 +44,6 @@ def print_bill(bill: Bill) -> None:
             again = "" if quota.again is None else moment(quota.again)
             quotas.append((quota.user, f"{quota.used:.1f} h", f"{quota.most:g} h", quota.per, again))
         table.print_table(heads, quotas, empty="")
-
-
-def print_csv(bill: Bill) -> None:
-    """Print all figures of the rows, without their sum."""
-    names = [name for name in BillLine.__struct_fields__ if name != "key"]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([bill.by, *names, "currency"])
-    for line in bill.rows:
-        values = [getattr(line, name) for name in names]
-        writer.writerow([line.key, *("" if value is None else value for value in values), bill.currency])
 
 
 def time_of(option: str, text: str | None) -> float | None:

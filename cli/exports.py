@@ -184,16 +184,12 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
                 hint=f"Put the model back; `lorad verify {run.name}` says more.",
             )
         text = card(exported, settings, run, _LOAD_MODEL, is_merged=True)
-
-        def add_card(directory: Path) -> None:
-            (directory / _CARD).write_text(text)
-
         with _shown(f"merging {exported.version}") as progress:
             merged = write_merged(
                 read_peft(temporary, base=None),
                 base,
                 target,
-                add_card,
+                lambda directory: (directory / _CARD).write_text(text),
                 progress,
             )
     finally:

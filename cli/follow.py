@@ -220,7 +220,16 @@ class LiveLine(_SilentRun):
         if steps:
             self._figures = _ranked(steps[-1].metrics)
             self._stepped_at = time.monotonic()
-            self._show_sample(steps[-1])
+            # its first completion on a line, unless another one was shown just now
+            is_due = self._stepped_at - self._sampled_at >= _SAMPLE and "response_length" in steps[-1].metrics
+            if self._sample and is_due and (sample := self._sample(steps[-1].step)) is not None:
+                self._sampled_at = time.monotonic()
+                width = self._live.console.width
+                answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
+                words = (
+                    f"step {steps[-1].step}, one sample: {output.number(sample.reward) or 'failed'}{answer}  "
+                )
+                self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")
         for evaluation in evals:
             self.say(_evaluation(evaluation))
         left = seconds_left(run)
@@ -245,17 +254,6 @@ class LiveLine(_SilentRun):
 
     def say(self, words: str) -> None:
         self._live.console.print(output.printable(words), markup=False, highlight=False)
-
-    def _show_sample(self, step: Step) -> None:
-        """Show the first completion of a step on a line, unless another one was shown just now."""
-        is_due = time.monotonic() - self._sampled_at >= _SAMPLE and "response_length" in step.metrics
-        if self._sample is None or not is_due or (sample := self._sample(step.step)) is None:
-            return
-        self._sampled_at = time.monotonic()
-        width = self._live.console.width
-        answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
-        words = f"step {step.step}, one sample: {output.number(sample.reward) or 'failed'}{answer}  "
-        self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")
 
 
 def _one_line(text: str, width: int) -> str:

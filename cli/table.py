@@ -8,7 +8,7 @@ last where it fits, else on indented lines of its own, broken between words.
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -80,12 +80,22 @@ def table_lines(
 ) -> list[str]:
     """Return the header and all rows, whole and tab-separated where there is no width."""
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
-    cells = [[_plain(cell) for cell in row] for row in rows]
+    texts = [[_plain(cell) for cell in row] for row in rows]
     if width is None:
-        return ["\t".join(line) for line in ([head.name for head in heads], *cells)]
-    layout = _laid_out(heads, cells, width, single=single)
-    header = _beside([head.name for head in heads], layout)
-    return [header[-1], *(line for row in cells for line in _row_lines(heads, row, layout, width))]
+        return ["\t".join(line) for line in ([head.name for head in heads], *texts)]
+    layout = _laid_out(heads, texts, width, single=single)
+    lines = _beside([head.name for head in heads], layout)[-1:]
+    labelled = len(layout.below) > 1
+    label = max((cells(heads[place].name) for place in layout.below), default=0) + _GAP if labelled else 0
+    for row in texts:
+        lines += _beside(row, layout)
+        for place in layout.below:
+            if row[place]:
+                name = heads[place].name if labelled else ""
+                for line in text_lines(row[place], heads[place].kind, max(width - _INDENT - label, 1)):
+                    lines.append(f"{'':{_INDENT}}{name:<{label}}{line}")
+                    name = ""
+    return lines
 
 
 def markdown_lines(columns: Columns, rows: Sequence[Sequence[str]]) -> list[str]:
@@ -137,19 +147,6 @@ def _laid_out(
         elif not columns[place].drop:
             below.append(place)
     return _Layout(sorted(kept), {place: needs[place] for place in kept}, below)
-
-
-def _row_lines(columns: Sequence[Column], row: Sequence[str], layout: _Layout, width: int) -> Iterator[str]:
-    yield from _beside(row, layout)
-    label = max((cells(columns[place].name) for place in layout.below), default=0) + _GAP
-    labelled = len(layout.below) > 1
-    for place in layout.below:
-        if row[place]:
-            before = _INDENT + (label if labelled else 0)
-            name = columns[place].name if labelled else ""
-            for line in text_lines(row[place], columns[place].kind, max(width - before, 1)):
-                yield f"{'':{_INDENT}}{name:<{before - _INDENT}}{line}"
-                name = ""
 
 
 def _beside(row: Sequence[str], layout: _Layout) -> list[str]:

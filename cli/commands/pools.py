@@ -1,6 +1,7 @@
 """The commands that list pools, devices and nodes, and the bill of who used them."""
 
 import re
+import sys
 import time
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,6 +14,7 @@ from lorad.cli.options import AsJson
 from lorad.client import launch, words
 from lorad.client.client import Client
 from lorad.errors import SpecError
+from lorad.records.bill import BillLine
 from lorad.records.devices import Device
 from lorad.records.pools import Pool, PoolEngine
 from lorad.records.requests import ReserveRequest
@@ -195,18 +197,26 @@ def bill(
     cached: share of the tokens of prompts that were computed before.
     (nobody): pools were warm without a run, started, or worked for themselves.
     """
-    from lorad.cli.bill import print_bill, print_csv, time_of
+    import csv
+
+    from lorad.cli.bill import print_bill, time_of
 
     answer = Client().bill(
         by.value, user=user, since=time_of("--since", since), until=time_of("--until", until)
     )
     if as_json:
         output.print_json(answer)
+    elif as_csv:
+        names = [name for name in BillLine.__struct_fields__ if name != "key"]
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([answer.by, *names, "currency"])
+        for line in answer.rows:
+            values = [getattr(line, name) for name in names]
+            writer.writerow(
+                [line.key, *("" if value is None else value for value in values), answer.currency]
+            )
     else:
-        if as_csv:
-            print_csv(answer)
-        else:
-            print_bill(answer)
+        print_bill(answer)
 
 
 _Device = Annotated[

@@ -4,13 +4,12 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from lorad.api.connection import given_up
 
 R = TypeVar("R")
-_END = object()
 
 
 async def in_thread(call: Callable[[], R]) -> R:
@@ -46,10 +45,3 @@ async def in_thread(call: Callable[[], R]) -> R:
         return await answer
     finally:
         nobody_waits.set()
-
-
-async def over_threads(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
-    """Yield what an iterator yields, which is made and asked in threads only."""
-    iterator = await in_thread(make)
-    while (item := await in_thread(functools.partial(next, iterator, _END))) is not _END:
-        yield item

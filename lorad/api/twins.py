@@ -13,10 +13,11 @@ from lorad.api.box import Lorad, connect
 from lorad.api.run import Run
 from lorad.api.sweep import Sweep
 from lorad.api.table import Table, mapped
-from lorad.api.threads import in_thread, over_threads
+from lorad.api.threads import in_thread
 from lorad.client.client import Client
 from lorad.records import runs
 
+_END = object()
 _P = ParamSpec("_P")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -59,11 +60,13 @@ def _call_for(method: Callable[Concatenate[Any, _P], Any], twin: Callable[[Any],
 def _stream(
     method: Callable[Concatenate[Any, _P], Iterator[R]],
 ) -> Callable[Concatenate[Any, _P], AsyncIterator[R]]:
-    """Make the twin of a method that yields."""
+    """Make the twin of a method that yields. Its iterator is made and asked in threads only."""
 
     @functools.wraps(method)
-    def stream(self: _Twin[Any], /, *args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[R]:
-        return over_threads(functools.partial(method, self.sync, *args, **kwargs))
+    async def stream(self: _Twin[Any], /, *args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[Any]:
+        iterator: Iterator[Any] = await in_thread(functools.partial(method, self.sync, *args, **kwargs))
+        while (item := await in_thread(functools.partial(next, iterator, _END))) is not _END:
+            yield item
 
     return stream
 

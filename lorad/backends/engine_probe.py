@@ -61,7 +61,18 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFindi
         sound = sound and finding.ok
         device = "cuda:0" if finding.facts.get("cuda_available") else device
         yield finding
-    yield _memory_filesystem()
+    try:  # adapters travel through memory where they can; where not, nothing is wrong
+        free = shutil.disk_usage(MEMORY).free
+    except OSError as error:
+        yield InterpreterFinding("shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk")
+    else:
+        way = "memory" if free >= LEAST_FREE else "the disk"
+        yield InterpreterFinding(
+            "shm",
+            True,
+            f"{free >> 20} MiB free in {MEMORY}; adapters travel through {way}",
+            facts={"free": free},
+        )
     if not sound:
         return
     from lorad.backends.engine_trial import command, trial
@@ -90,20 +101,6 @@ class _Notes(logging.Handler):
 
 def _write(line: object) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
-
-
-def _memory_filesystem() -> InterpreterFinding:
-    """Adapters travel through it where they can; where not, nothing is wrong."""
-    try:
-        free = shutil.disk_usage(MEMORY).free
-    except OSError as error:
-        return InterpreterFinding(
-            "shm", True, f"{MEMORY}: {error.strerror}; adapters travel through the disk"
-        )
-    way = "memory" if free >= LEAST_FREE else "the disk"
-    return InterpreterFinding(
-        "shm", True, f"{free >> 20} MiB free in {MEMORY}; adapters travel through {way}", facts={"free": free}
-    )
 
 
 def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:

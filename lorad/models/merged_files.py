@@ -78,7 +78,7 @@ def write_merged(
     adapter: Adapter,
     base: Path,
     final: Path,
-    extra: Callable[[Path], None],
+    extra: Callable[[Path], object],
     progress: Progress = lambda done, total: None,
 ) -> Merged:
     """Write base and adapter as one model into the new directory `final`, whole or not at all.

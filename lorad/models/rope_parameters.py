@@ -59,29 +59,22 @@ def parse_rope(
         partial = 1
     if partial != 1 and not (may_be_partial and 0 < partial < 1):
         raise _refused(f"partial_rotary_factor {partial}", where)
-    fields = {"rope_theta": rope.get("rope_theta") or data.get("rope_theta") or 10000.0}
-    fields |= _scaling(rope_type, rope, data.get("original_max_position_embeddings"), max_positions)
+    fields: dict[str, Any] = {"rope_theta": rope.get("rope_theta") or data.get("rope_theta") or 10000.0}
+    if rope_type in ("linear", "llama3", "yarn"):
+        fields["factor"] = rope.get("factor")
+    if rope_type in ("llama3", "yarn"):
+        original = "original_max_position_embeddings"
+        trained = fields[original] = data.get(original) or rope.get(original) or max_positions
+        if rope_type == "llama3":
+            fields |= {key: rope.get(key) for key in ("low_freq_factor", "high_freq_factor")}
+        else:
+            fields |= {"beta_fast": rope.get("beta_fast") or 32.0, "beta_slow": rope.get("beta_slow") or 1.0}
+            fields["factor"] = max_positions / trained if fields["factor"] is None else fields["factor"]
     checked: dict[str, Any] = {key: positive(key, value, where) for key, value in fields.items()}
     if rope_type == "yarn":
         checked["truncate"] = bool(rope.get("truncate", True))
         checked["attention_factor"] = _attention_factor(rope, checked["factor"], where)
     return RopeParameters(rope_type, **checked, partial_rotary_factor=float(partial))
-
-
-def _scaling(
-    rope_type: str, rope: Mapping[str, Any], original: int | None, max_positions: int
-) -> dict[str, Any]:
-    """Return the fields that a type needs, unchecked; None where one is missing."""
-    if rope_type in ("default", "dynamic"):
-        return {}
-    if rope_type == "linear":
-        return {"factor": rope.get("factor")}
-    trained = original or rope.get("original_max_position_embeddings") or max_positions
-    fields = {"factor": rope.get("factor"), "original_max_position_embeddings": trained}
-    if rope_type == "llama3":
-        return fields | {key: rope.get(key) for key in ("low_freq_factor", "high_freq_factor")}
-    stretch = {"beta_fast": rope.get("beta_fast") or 32.0, "beta_slow": rope.get("beta_slow") or 1.0}
-    return fields | stretch | ({"factor": max_positions / trained} if fields["factor"] is None else {})
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> float:

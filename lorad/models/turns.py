@@ -197,7 +197,23 @@ class Turns(Generic[T]):
         while account is None:
             account = next((each for each in self._lines if self._credit.get(each, 0.0) > 0), None)
             if account is None:
-                self._new_rounds()
+                # credit for as many rounds as it takes until somebody has some
+                lines = Counter(party for waiting in self._lines for party in waiting.parties)
+                incomes = {
+                    waiting: ROUND
+                    * waiting.haste
+                    * (sum(party.weight / lines[party] for party in waiting.parties) or 1.0)
+                    for waiting in self._lines
+                }
+                rounds = min(
+                    math.floor(-self._credit.get(waiting, 0.0) / income) + 1
+                    for waiting, income in incomes.items()
+                )
+                for idle in [each for each in self._credit if each not in incomes]:
+                    self._credit[idle] += rounds * ROUND * sum(party.weight for party in idle.parties)
+                    self._leave(idle)
+                for waiting, income in incomes.items():
+                    self._credit[waiting] = self._credit.get(waiting, 0.0) + rounds * income
         line = self._lines.pop(account)
         turn = line.popleft()
         if line:
@@ -219,25 +235,6 @@ class Turns(Generic[T]):
                 )
         if account not in self._lines:
             self._leave(account)
-
-    def _new_rounds(self) -> None:
-        """Give credit for as many rounds as it takes until somebody has some."""
-        lines = Counter(party for account in self._lines for party in account.parties)
-        incomes = {
-            account: ROUND
-            * account.haste
-            * (sum(party.weight / lines[party] for party in account.parties) or 1.0)
-            for account in self._lines
-        }
-        rounds = min(
-            math.floor(-self._credit.get(account, 0.0) / income) + 1 for account, income in incomes.items()
-        )
-        for account in list(self._credit):
-            if account not in incomes:
-                self._credit[account] += rounds * ROUND * sum(party.weight for party in account.parties)
-                self._leave(account)
-        for account, income in incomes.items():
-            self._credit[account] = self._credit.get(account, 0.0) + rounds * income
 
     def _leave(self, account: Account) -> None:
         """Drop the credit left to an account that stopped waiting; a party keeps its debt."""

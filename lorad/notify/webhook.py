@@ -1,6 +1,7 @@
 """Posts a notification to a web address: as JSON, or as the text that Slack, Discord and ntfy take."""
 
 import contextlib
+import html
 from typing import Any
 
 import aiohttp
@@ -31,12 +32,22 @@ async def post(to: Notify, message: Message) -> None:
     headers = {"User-Agent": f"lorad/{__version__}", "Idempotency-Key": message.id}
     if to.token_file is not None:
         headers["Authorization"] = f"Bearer {_read(to.token_file)}"
-    more, body = _shaped(to.form, message)
-    timeout = aiohttp.ClientTimeout(total=to.timeout)
+    if to.form == "ntfy":
+        urgent = {"Priority": "high", "Tags": "warning"} if message.event in _URGENT else {}
+        headers |= {"Title": message.title, "Content-Type": "text/plain; charset=utf-8", **urgent}
+        body = message.text[:_NTFY].encode()
+    else:
+        shaped: Any = message
+        if to.form == "slack":
+            shaped = {"text": html.escape(message.text[:_SLACK], quote=False)}
+        elif to.form == "discord":
+            shaped = {"content": message.text[:_DISCORD], "allowed_mentions": {"parse": []}}
+        headers["Content-Type"] = "application/json"
+        body = msgspec.json.encode(shaped)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
-            session.post(url, data=body, headers=headers | more, allow_redirects=False) as answer,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=to.timeout), trust_env=True) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
         ):
             if 300 <= answer.status < 400:
                 raise Undelivered(f"it answered {answer.status}: redirections are not followed")
@@ -53,27 +64,6 @@ async def post(to: Notify, message: Message) -> None:
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:  # their words may quote the address
         raise Undelivered(f"it did not take it: {type(error).__name__}") from None
-
-
-def _shaped(form: str, message: Message) -> tuple[dict[str, str], bytes]:
-    """Return the headers and the body of one form."""
-    if form == "ntfy":
-        headers = {
-            "Title": message.title,
-            "Content-Type": "text/plain; charset=utf-8",
-        }
-        if message.event in _URGENT:
-            headers |= {"Priority": "high", "Tags": "warning"}
-        return headers, message.text[:_NTFY].encode()
-    body: Any = message
-    if form == "slack":
-        text = message.text[:_SLACK]
-        for plain, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-            text = text.replace(plain, written)
-        body = {"text": text}
-    elif form == "discord":
-        body = {"content": message.text[:_DISCORD], "allowed_mentions": {"parse": []}}
-    return {"Content-Type": "application/json"}, msgspec.json.encode(body)
 
 
 def _read(path: str) -> str:

@@ -35,10 +35,8 @@ Meter = Callable[[], Reading]
 
 def meter_of(uuids: Sequence[str], powercap: Path = _POWERCAP) -> Meter | None:
     """Return what reads the counters of these GPUs, of the CPU where there are none; None: nothing does."""
-    return _gpus(uuids) if uuids else _packages(powercap)
-
-
-def _gpus(uuids: Sequence[str]) -> Meter | None:
+    if not uuids:
+        return _packages(powercap)
     import pynvml
 
     try:

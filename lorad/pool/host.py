@@ -398,7 +398,13 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     config = await asyncio.to_thread(within_what_is_free, config)
-    ledger = _ledger(config)
+    age = max(0.0, time.time() - psutil.Process().create_time())  # the pool's life began with this process
+    nodes = config.nodes
+    ledger = Ledger(
+        devices=len(config.names) if nodes is None else nodes.bundles * max(1, nodes.devices),
+        by_calls=config.has_ranks or config.server is not None,
+        since=time.perf_counter() - age,
+    )
     facts = read_facts(Path(config.model_path))
     is_builtin = config.device == "cpu" and (config.ranks is None or config.server is None)
     products = measure_products(facts.bytes("float32")) if is_builtin else ""
@@ -438,17 +444,6 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
             await asyncio.gather(digest, return_exceptions=True)
     finally:
         compute.close()
-
-
-def _ledger(config: PoolSetup) -> Ledger:
-    """Return the bill of a pool whose life began with this process."""
-    age = max(0.0, time.time() - psutil.Process().create_time())
-    by_calls = config.has_ranks or config.server is not None
-    since = time.perf_counter() - age
-    devices = (
-        len(config.names) if config.nodes is None else config.nodes.bundles * max(1, config.nodes.devices)
-    )
-    return Ledger(devices=devices, by_calls=by_calls, since=since)
 
 
 def _digests(config: PoolSetup) -> tuple[str, str]:

@@ -75,7 +75,7 @@ with quick_imports():
         check_trainer,
         settled_mode,
     )
-    from lorad.preflight.user_code import check_env, check_functions, check_sets, open_env, refuse_unset
+    from lorad.preflight.user_code import check_env, check_sets, open_env, refuse_unset
     from lorad.preflight.usual import own_or_usual
     from lorad.protocol.preflight import BaseFacts, ErrorSaid, PreflightLine, SpecFacts, SpecQuestion
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
@@ -331,7 +331,12 @@ def _check_user_code(
     if spec.algorithm.kind == "tinker":
         return False, []
     begin("loading the reward")
-    check_functions(spec.algorithm, cwd)
+    algorithm = spec.algorithm
+    refuse_unset(algorithm.user_code.env, "algorithm.user_code.env")
+    with UserFunctions(algorithm, cwd) as functions:
+        for function in functions.all:
+            function.start()
+            function.try_out(with_reference=algorithm.has_reference)
     is_scored = True
     warnings = list[str]()
     for part in judged_rows(spec, data, held_out):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lorad.driver.user.functions import UserFunctions
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
 from lorad.envs.host import EnvironmentHost
@@ -22,7 +21,6 @@ from lorad.rl.reward import renamed
 from lorad.rl.rows.doubts import are_chats, row_doubts
 from lorad.rl.tasks import TASKS
 from lorad.rl.tokenizer import Tokenizer
-from lorad.spec.algorithm import Algorithm
 from lorad.spec.env import EnvSpec
 from lorad.spec.model import Spec
 from lorad.spec.reward import rewards_of
@@ -39,15 +37,6 @@ def refuse_unset(names: Sequence[str], key: str) -> None:
         raise SpecError(
             f"{', '.join(unset)} is not set where runs work", key=key, hint=_UNSET.format(unset[0])
         )
-
-
-def check_functions(algorithm: Algorithm, cwd: Path) -> None:
-    """The functions are there, take what they are given and return what they should. Raises SpecError."""
-    refuse_unset(algorithm.user_code.env, "algorithm.user_code.env")
-    with UserFunctions(algorithm, cwd) as functions:
-        for function in functions.all:
-            function.start()
-            function.try_out(with_reference=algorithm.has_reference)
 
 
 def open_env(env: EnvSpec, cwd: Path) -> EnvironmentHost | Programs | None:

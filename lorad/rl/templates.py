@@ -100,7 +100,17 @@ class Renderer:
                     line = msgspec.json.encode(request, enc_hook=str)
                 except (UnicodeError, RecursionError) as error:
                     raise Refused(len(texts), f"its messages are no text: {error}") from None
-                process = self._process or self._start()
+                if (process := self._process) is None:
+                    light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+                    light |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))}
+                    self._process = process = subprocess.Popen(
+                        _COMMAND,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        env=os.environ | light,
+                    )
+                    self._end = weakref.finalize(self, _end, process)
+                    _send(process, msgspec.json.encode(self._setup))
                 _send(process, line)
                 assert process.stdout is not None
                 for _ in request.chats:
@@ -120,22 +130,6 @@ class Renderer:
         """End the process; the next `render` starts another."""
         with self._busy:
             self._stop()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
-        self._process = process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                **light,
-                "PYTHONPATH": python_path(os.environ.get("PYTHONPATH")),
-            },
-        )
-        self._end = weakref.finalize(self, _end, process)
-        _send(process, msgspec.json.encode(self._setup))
-        return process
 
     def _stop(self) -> None:
         if self._process is not None:

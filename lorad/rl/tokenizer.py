@@ -298,13 +298,22 @@ class Tokenizer:
         return self._renderer.render(Job(plain, dict(settings), each, self._date, generate, continues))
 
     def _in_parts(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Join parts of content with line breaks, as vLLM does, unless the template reads parts."""
-        return [
-            {**message, "content": "\n".join(part["text"] for part in message["content"])}
-            if isinstance(message.get("content"), list) and not self._reads_parts(message["role"])
-            else message
-            for message in chat
-        ]
+        """Join parts of content with line breaks, as vLLM does, unless the template reads parts: it writes
+        both of two parts of a message then, and not that they are parts.
+        """
+        messages = []
+        for message in chat:
+            if isinstance(message.get("content"), list):
+                role = message["role"]
+                if role not in self._with_parts:
+                    turn = {"role": role, "content": _PARTS}
+                    text = self._probed([*_BEFORE.get(role, []), turn, *_BEHIND.get(role, [])])
+                    start, end = (text.find(part["text"]) for part in _PARTS)
+                    self._with_parts[role] = 0 <= start < end and "type" not in text[start:end]
+                if not self._with_parts[role]:
+                    message = {**message, "content": "\n".join(part["text"] for part in message["content"])}
+            messages.append(message)
+        return messages
 
     def _in_calls(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Write calls as the template reads them: DeepSeek's wants content beside them, if it is empty, and
@@ -322,15 +331,6 @@ class Tokenizer:
         ways = [(False, False), (True, False), (False, True), (True, True)]
         call = {key: value for key, value in _CALLS.items() if key != "content"}
         return next((way for way in ways if _TURN in self._probed([_ASKED, _calling(call, *way)])), ways[0])
-
-    def _reads_parts(self, role: str) -> bool:
-        """Return whether the template writes both of two parts of a message, and not that they are parts."""
-        if role not in self._with_parts:
-            chat = [*_BEFORE.get(role, []), {"role": role, "content": _PARTS}, *_BEHIND.get(role, [])]
-            text = self._probed(chat)
-            start, end = (text.find(part["text"]) for part in _PARTS)
-            self._with_parts[role] = 0 <= start < end and "type" not in text[start:end]
-        return self._with_parts[role]
 
     def close(self) -> None:
         """End the process that renders; the next `chat` starts another."""

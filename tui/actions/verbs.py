@@ -10,7 +10,6 @@ from msgspec import Struct
 from lorad.client.client import Client
 from lorad.client.words import phase
 from lorad.files import expanded
-from lorad.records.pools import Pool
 from lorad.records.runs import Run
 from lorad.records.versions import Swapped
 from lorad.tui.actions import consequences
@@ -47,10 +46,6 @@ def settings(value: str) -> str:
     from lorad.tui.draft import wrong_settings  # which reads YAML: not needed to show a screen
 
     return f"{wrong[0]} is not key=value" if wrong else wrong_settings(words)
-
-
-def _is_now(target: str, row: Run | Pool) -> str:
-    return f"{target} is {phase(row) if isinstance(row, Run) else row.state}."
 
 
 def _resume(client: Client, run: str, values: Values) -> Struct:
@@ -96,7 +91,12 @@ def _verb(
     """Make a verb that is called as its id says, here and by `lorad`, if nothing else is given."""
     on, _, name = id.partition(".")
     name = more.setdefault("name", name)
-    more = {"label": name.capitalize(), "footer": "shown", "cli": f"{name} {{{on}}}", "done": _is_now} | more
+    more = {
+        "label": name.capitalize(),
+        "footer": "shown",
+        "cli": f"{name} {{{on}}}",
+        "done": lambda target, row: f"{target} is {phase(row) if isinstance(row, Run) else row.state}.",
+    } | more
     return VerbAction(id, keys, does=f"screen.act('{name}')", says=says, on=on, request=request, **more)
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
 from rich.text import Text
@@ -139,7 +139,16 @@ class Dashboard(Base):
         if words := filter.words(self.filter):
             kinds = {name: " ".join(alarm.kind for alarm in self._alarms.get(name, ())) for name in runs}
             runs = {n: run for n, run in runs.items() if filter.has(filter.fields(run, kinds[n]), words)}
-        maker.scale = scale = self._scale(runs) if "recent" in maker.columns else None
+        scale = None
+        if "recent" in maker.columns:  # the least and the largest recent reward, on which all rows are drawn
+            before = self._spans
+            self._spans = {}
+            for name, run in runs.items():
+                last = before.get(name)
+                recent = run.recent[-maker.width :]
+                self._spans[name] = last if last and last[0] is run else (run, span([recent]))
+            scale = span([ends for _, ends in self._spans.values() if ends])
+        maker.scale = scale
         maker.has_losses = has_losses(runs.values())
         titles = {"reward": "figure"} if maker.has_losses else {}
         if scale and self.size.width >= _WIDE:  # there is room for the ends of the scale
@@ -167,17 +176,6 @@ class Dashboard(Base):
         group = [self._made.filled(run) for run in self._rows[key]]
         columns = [self.table.by]
         return sweep_values(group, columns) if sweep_of(key) else values(group[0], columns)
-
-    def _scale(self, runs: Mapping[str, Run]) -> Scale | None:
-        """Return the least and the largest recent reward of the rows, on which all of them are drawn."""
-        before = self._spans
-        self._spans = {}
-        for name, run in runs.items():
-            last = before.get(name)
-            is_same = last is not None and last[0] is run
-            recent = run.recent[-self._made.width :]
-            self._spans[name] = last if last and is_same else (run, span([recent]))
-        return span([ends for _, ends in self._spans.values() if ends])
 
     def _draw_panes(self) -> None:
         news = self._news

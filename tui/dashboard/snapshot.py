@@ -5,7 +5,7 @@ It reads as little as possible: all runs once, then those with events. It does n
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,8 +102,18 @@ class Board:
             self._runs = {run.name: self._same(run) for run in sorted(runs, key=lambda run: rank(run)[0])}
             self._listed = time.monotonic()
         elif names:
-            chosen = Selection(names=[*names])
-            self._merge(names, client.select(chosen, keys=keys) if keys else client.named(names))
+            runs = client.select(Selection(names=names), keys=keys) if keys else client.named(names)
+            fresh = {
+                run.name: self._same(run)
+                for run in runs
+                if self.all or run.state != "ended" or time.time() - (run.ended_at or time.time()) < _DAY
+            }
+            places = {name: rank(run) for name, run in self._runs.items() if name in fresh}
+            for name in set(names) - set(fresh):  # a name that the daemon has no run for is gone
+                self._runs.pop(name, None)
+            self._runs |= fresh
+            if any(places.get(name) != rank(run) for name, run in fresh.items()):
+                self._runs = dict(sorted(self._runs.items(), key=lambda item: rank(item[1])))
         if everything:
             self._events = deque(filter(_is_news, client.history(limit=_HISTORY)), _EVENTS)
         else:
@@ -123,21 +133,6 @@ class Board:
         """Return the known run if nothing in it changed, so that views can compare by identity."""
         before = self._runs.get(run.name)
         return before if before == run else run
-
-    def _merge(self, names: Iterable[str], runs: Iterable[Run]) -> None:
-        """Take in what the daemon answered for `names`; a name that it has no run for is gone."""
-        day_ago = time.time() - _DAY
-        fresh = {
-            run.name: self._same(run)
-            for run in runs
-            if self.all or run.state != "ended" or (run.ended_at or time.time()) > day_ago
-        }
-        places = {name: rank(run) for name, run in self._runs.items() if name in fresh}
-        for name in set(names) - set(fresh):
-            self._runs.pop(name, None)
-        self._runs |= fresh
-        if any(places.get(name) != rank(run) for name, run in fresh.items()):
-            self._runs = dict(sorted(self._runs.items(), key=lambda item: rank(item[1])))
 
     # -- the rest --------------------------------------------------------------------------------------------
     def _news(self, everything: bool) -> Snapshot | None:

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lorad.client.client import Client
@@ -70,7 +70,13 @@ class PromptFinder:
         """
         steps = list[int]()  # that have samples
         until = time.monotonic() + _PATIENCE
-        for other_step in self._nearby(step):
+        sampled = steps_of(self._client, self._run, self._set)
+        at = min(step, sampled[-1] if sampled else 0) if self._is_other else step
+        place = bisect_left(sampled, at)  # so many are before it
+        later = sampled[place : place + _LOOK + 1]
+        same = [each for each in later[:1] if each == at and self._is_other]
+        earlier = reversed(sampled[max(place - _LOOK, 0) : place])
+        for other_step in (*same, *earlier, *(each for each in later if each != at)):
             if is_over() or time.monotonic() > until:
                 break
             if other_step not in self._prompts:
@@ -92,17 +98,6 @@ class PromptFinder:
         absent = f"this prompt is not in steps {min(steps)} to {max(steps)}{of}"
         other = self.at(steps[0], group)
         return other._replace(says=f"{absent}; prompt {other.group.rank + 1} of step {other.step} instead")
-
-    def _nearby(self, step: int) -> Iterator[int]:
-        """Yield earlier steps, the nearest first, then later ones."""
-        steps = steps_of(self._client, self._run, self._set)
-        if self._is_other:
-            step = min(step, steps[-1] if steps else 0)
-        place = bisect_left(steps, step)  # so many are before it
-        later = steps[place : place + _LOOK + 1]
-        yield from (one for one in later[:1] if one == step and self._is_other)
-        yield from reversed(steps[max(place - _LOOK, 0) : place])
-        yield from (one for one in later if one != step)
 
     def _key(self, group: Group) -> str:
         return group.prompt if self._is_other else group.id

@@ -1,6 +1,6 @@
 """The keys, straight from their one list."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from rich.console import Group, RenderableType
@@ -96,8 +96,17 @@ class Help(ModalScreen[None]):
             self.query_one("#help-table", Static).update(Text("No key has all of these words."))
             return
         intro = Text((_FILTER if "The dashboard" in sections else "") + f"{_ABOUT}\n{_TYPED}")
-        table = _key_table(sections, keymap)
-        self.query_one("#help-table", Static).update(table if words else Group(table, intro))
+        parts: list[RenderableType] = []
+        for heading, rows in sections.items():
+            table = Table.grid(
+                Column(width=_KEYS), Column(ratio=1), Column(width=_IDS, no_wrap=True), padding=(0, 1)
+            )
+            table.expand = True
+            for row in rows:
+                typed = key_names(keymap.get(row.id, row.keys))
+                table.add_row(Text(typed, style="cyan"), Text(row.meaning), Text(row.id, style="dim"))
+            parts += [Text(heading, style="bold"), table]
+        self.query_one("#help-table", Static).update(Group(*parts, *([] if words else [intro])))
         self.query_one("#help-keys").scroll_home(animate=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -124,21 +133,6 @@ class Help(ModalScreen[None]):
     def on_input_submitted(self) -> None:
         """Give other keys their meaning again; what was found stays."""
         self.set_focus(None)
-
-
-def _key_table(sections: _Sections, keymap: Mapping[str, str]) -> Group:
-    """Draw the keys by section. keymap: other keys than ours, by id."""
-    parts: list[RenderableType] = []
-    for heading, rows in sections.items():
-        table = Table.grid(
-            Column(width=_KEYS), Column(ratio=1), Column(width=_IDS, no_wrap=True), padding=(0, 1)
-        )
-        table.expand = True
-        for row in rows:
-            typed = key_names(keymap.get(row.id, row.keys))
-            table.add_row(Text(typed, style="cyan"), Text(row.meaning), Text(row.id, style="dim"))
-        parts += [Text(heading, style="bold"), table]
-    return Group(*parts)
 
 
 def key_names(typed: str) -> str:

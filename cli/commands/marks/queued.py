@@ -11,7 +11,7 @@ from lorad.cli.options import Run as RunName
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.errors import LoradError, SpecError
-from lorad.records.runs import Run, RunGroup
+from lorad.records.runs import RunGroup
 
 _GROUPS = ("group", "limit", "working", "queued", table.Column("owner", 1))
 
@@ -38,34 +38,29 @@ def edit(
     if overrides or not (sys.stdin.isatty() and sys.stdout.isatty()):
         changed = client.edit(run, overrides or [])
     else:
-        changed = _in_editor(client, run)
+        from lorad.cli.commands.marks.editor import edited, opened
+
+        before = client.show(run)
+        path = opened(before)
+        while True:  # until the daemon takes it, or the user gives up
+            try:
+                changes = edited(path, before)
+                changed = client.edit(run, changes) if changes else before
+                break
+            except LoradError as error:
+                output.print_error(error)
+                output.note(f"Your text is in {path}.")
+                if isinstance(error, SpecError) and typer.confirm("Open it again?", default=True, err=True):
+                    continue
+                raise typer.Exit(error.exit_code) from None
+        path.unlink()
+        if not changes:
+            output.note("Nothing was changed.")
     if as_json:
         output.print_json(changed)
         return
     waits = f": {changed.waiting}" if changed.waiting else ""
     output.note(f"{run} is {changed.state}, with priority {changed.priority}{waits}.")
-
-
-def _in_editor(client: Client, name: str) -> Run:
-    """Have the user edit until the daemon takes it. Raises what it refuses, when the user gives up."""
-    from lorad.cli.commands.marks.editor import edited, opened
-
-    run = client.show(name)
-    path = opened(run)
-    while True:
-        try:
-            changes = edited(path, run)
-            changed = client.edit(name, changes) if changes else run
-        except LoradError as error:
-            output.print_error(error)
-            output.note(f"Your text is in {path}.")
-            if isinstance(error, SpecError) and typer.confirm("Open it again?", default=True, err=True):
-                continue
-            raise typer.Exit(error.exit_code) from None
-        path.unlink()
-        if not changes:
-            output.note("Nothing was changed.")
-        return changed
 
 
 def groups(

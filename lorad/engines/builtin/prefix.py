@@ -67,10 +67,6 @@ class PrefixCache:
             self.blocks.move_to_end(key)
         return leading
 
-    def resumable(self, keys: list[bytes]) -> list[bytes]:
-        """Return the leading blocks behind which gated delta nets can go on."""
-        return keys[: max((end for end, key in enumerate(keys, 1) if self.blocks[key].states), default=0)]
-
     def read(self, keys: list[bytes], cache: KVCache, slot: int) -> None:
         """Put these blocks at the beginning of a slot."""
         if keys:
@@ -149,7 +145,10 @@ def prefill(
     marks = [0] * len(groups)
     if prefixes and models.base.config.delta is not None:
         ends = [BLOCK * len(keys) for keys in cached]
-        cached = [prefixes.resumable(keys) for keys in cached]
+        cached = [  # gated delta nets can only go on behind a block that has states
+            keys[: max((end for end, key in enumerate(keys, 1) if prefixes.blocks[key].states), default=0)]
+            for keys in cached
+        ]
         marks = [
             end if end > BLOCK * len(keys) else (len(group.tokens) - 1) // BLOCK * BLOCK
             for end, keys, group in zip(ends, cached, groups, strict=True)

@@ -340,7 +340,16 @@ class GraphedSteps:
 
     def run(self, memory: Memory, shape: StepShape, recording: Recording | None = None) -> Result:
         """Rows beyond those asked for run idly: they write into slots that nobody reads."""
-        self._forget_moved(memory)
+        # steps that read or write what lies elsewhere now are dropped
+        if memory.place != self.place:
+            self.graphs.clear()
+            self.place = memory.place
+            self.capture = self.capturing()
+        if memory.prompts.place != self.prompts:
+            self.graphs = OrderedDict(
+                (key, graph) for key, graph in self.graphs.items() if key[0].prompts is None
+            )
+            self.prompts = memory.prompts.place
         span = min(memory.cache.length, self.span(shape.span))
         padded = shape._replace(rows=self.padded(shape.rows), span=span, routed=recording is not None)
         lora: LoraApply | None = self.alone if self.bank is None else self.banks[self.bank]
@@ -363,18 +372,6 @@ class GraphedSteps:
         if recording is not None:
             recording.layers = layers
         return result[: shape.rows]
-
-    def _forget_moved(self, memory: Memory) -> None:
-        """Drop the steps that read or write what lies elsewhere now."""
-        if memory.place != self.place:
-            self.graphs.clear()
-            self.place = memory.place
-            self.capture = self.capturing()
-        if memory.prompts.place != self.prompts:
-            self.graphs = OrderedDict(
-                (key, graph) for key, graph in self.graphs.items() if key[0].prompts is None
-            )
-            self.prompts = memory.prompts.place
 
 
 class _CudaGraphs:

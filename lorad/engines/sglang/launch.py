@@ -82,26 +82,6 @@ def seed_of(request: Any) -> int:
     )
 
 
-def _honour_seeds() -> None:
-    """Fill `sampling_seed` of every batch: SGLang merges batches row by row only when both have it."""
-    try:
-        import torch
-        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-
-        original = SamplingBatchInfo.from_schedule_batch.__func__
-    except (ImportError, AttributeError):
-        _lacking("SamplingBatchInfo.from_schedule_batch")
-
-    def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
-        info = original(cls, batch, vocab_size)
-        if info.sampling_seed is None:
-            seeds = torch.tensor([seed_of(request) for request in batch.reqs], dtype=torch.int64)
-            info.sampling_seed = seeds.to(batch.device, non_blocking=True)
-        return info
-
-    SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
-
-
 def _mend_cpu_experts() -> None:
     """Replace the forward pass of experts with adapters, and let the routes of tokens lie in plain memory, as
     SGLang would register it with CUDA.
@@ -158,24 +138,35 @@ def _adapters_of(info: Any) -> tuple[Any, Any]:
     return of_gate_up, of_down
 
 
-def _tie_head() -> None:
-    """Give Qwen3-MoE the head that it shares with its embeddings."""
-    from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
-
-    original = Qwen3MoeForCausalLM.load_weights
-
-    def load_weights(model: Any, *args: Any, **options: Any) -> Any:
-        loaded = original(model, *args, **options)
-        model.lm_head.weight = model.model.embed_tokens.weight
-        return loaded
-
-    Qwen3MoeForCausalLM.load_weights = load_weights
-
-
 def _mend() -> None:
-    _honour_seeds()
-    if os.environ.get("LORAD_TIED"):
-        _tie_head()
+    # `sampling_seed` of every batch is filled: SGLang merges batches row by row only when both have it
+    try:
+        import torch
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+        merged = SamplingBatchInfo.from_schedule_batch.__func__
+    except (ImportError, AttributeError):
+        _lacking("SamplingBatchInfo.from_schedule_batch")
+
+    def from_schedule_batch(cls: Any, batch: Any, vocab_size: int) -> Any:
+        info = merged(cls, batch, vocab_size)
+        if info.sampling_seed is None:
+            seeds = torch.tensor([seed_of(request) for request in batch.reqs], dtype=torch.int64)
+            info.sampling_seed = seeds.to(batch.device, non_blocking=True)
+        return info
+
+    SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
+    if os.environ.get("LORAD_TIED"):  # Qwen3-MoE gets the head that it shares with its embeddings
+        from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
+
+        original = Qwen3MoeForCausalLM.load_weights
+
+        def load_weights(model: Any, *args: Any, **options: Any) -> Any:
+            loaded = original(model, *args, **options)
+            model.lm_head.weight = model.model.embed_tokens.weight
+            return loaded
+
+        Qwen3MoeForCausalLM.load_weights = load_weights
     if os.environ.get("LORAD_EXPERTS"):
         _mend_cpu_experts()
 

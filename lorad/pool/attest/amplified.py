@@ -7,11 +7,10 @@ where a direct comparison sees nothing but rounding.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lorad.engines.base import Scored
 from lorad.pool.attest.canaries import Canaries
@@ -140,18 +139,6 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Toleranc
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), figures))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"
     return Amplified(Attestation("passed", detail, figures))
-
-
-def judge_replayed(
-    predictions: Sequence[Prediction], by_server: Sequence[Scored], limits: Tolerances
-) -> Amplified:
-    """Return the verdict on the worst server's copy, where each server's routes were replayed."""
-    result = worst_of(
-        judge_amplified(prediction, said.logprobs.astype(np.float64), limits)
-        for prediction, said in zip(predictions, by_server, strict=True)
-    )
-    verdict = replace(result.verdict, detail=f"{result.verdict.detail}, with the engine's routes")
-    return Amplified(verdict, result.again)
 
 
 def worst_of(results: Iterable[Amplified]) -> Amplified:

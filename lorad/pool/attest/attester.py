@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from lorad.adapters.targets import experts_of
 from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
 from lorad.pool.attest.amplified import Amplified, Prediction, Rerouted, judge_amplified, worst_of
@@ -28,7 +29,7 @@ from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_betw
 from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, scored, some_of
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32, AttestedScores, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
-from lorad.pool.attest.verdict import Claim, Outcome, unmet_of
+from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.phases import Phases
 from lorad.protocol.batch import Batch
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
@@ -163,7 +164,10 @@ class Attester:
         before = np.zeros_like(claim.trainer) if claim.previous is None else claim.previous
         by_server = await self._scores(name, canaries)
         direct = worst([judge(canaries, engine, claim.trainer, before, self.limits) for engine in by_server])
-        unmet = unmet_of(source, canaries)
+        modules = () if source.adapter is None else source.adapter.config.modules
+        adapted = {name.rpartition(".")[0] for name in modules if experts_of(name)}
+        is_unknown = bool(adapted) and canaries.unmet is None
+        unmet = None if is_unknown else tuple(sorted(adapted & (canaries.unmet or frozenset())))
         is_dora = source.adapter is not None and source.adapter.config.dora
         outcome = Outcome(direct, unmet=unmet, is_dora=is_dora)
         if direct.verdict != "failed" and not self.is_direct_enough:

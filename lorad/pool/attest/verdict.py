@@ -4,8 +4,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lorad.adapters.targets import experts_of
-from lorad.engines.base import AdapterSource
 from lorad.pool.attest.amplified import Amplified, Prediction
 from lorad.pool.attest.canaries import Canaries
 from lorad.protocol.calls import Attestation
@@ -107,12 +105,3 @@ class Outcome(Struct, frozen=True):
         return replace(
             attestation, detail=detail, facts={**attestation.facts, "experts_unmet": float(len(self.unmet))}
         )
-
-
-def unmet_of(source: AdapterSource, canaries: Canaries) -> tuple[str, ...] | None:
-    """Return what `Outcome.unmet` is of an adapter."""
-    modules = () if source.adapter is None else source.adapter.config.modules
-    adapted = {name.rpartition(".")[0] for name in modules if experts_of(name)}
-    if not adapted:
-        return ()
-    return None if canaries.unmet is None else tuple(sorted(adapted & canaries.unmet))

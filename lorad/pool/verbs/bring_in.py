@@ -6,11 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from lorad.engines.base import AdapterSource
 from lorad.errors import AttestationFailed, EngineGone
-from lorad.pool.attest.amplified import Prediction, Rerouted, judge_replayed
+from lorad.pool.attest.amplified import Amplified, Prediction, Rerouted, judge_amplified, worst_of
 from lorad.pool.attest.attester import UNLOADED
 from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.loaded import PoolVersion
@@ -105,8 +106,13 @@ async def _replayed(pool: Pool, live: Live, predict: Predictors) -> Live:
     amplified = live.outcome.amplified
     if amplified is None or (seen := amplified.rerouted) is None:
         return live
-    result = judge_replayed(await predict.replayed(seen), seen.by_server, pool.attester.limits)
-    return live._replace(outcome=replace(live.outcome, amplified=result))
+    predictions = await predict.replayed(seen)
+    worst = worst_of(
+        judge_amplified(prediction, said.logprobs.astype(np.float64), pool.attester.limits)
+        for prediction, said in zip(predictions, seen.by_server, strict=True)
+    )
+    verdict = replace(worst.verdict, detail=f"{worst.verdict.detail}, with the engine's routes")
+    return live._replace(outcome=replace(live.outcome, amplified=Amplified(verdict, worst.again)))
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:

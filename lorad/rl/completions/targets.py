@@ -316,9 +316,11 @@ class TargetDataset(Dataset):
             ]
         chats = [(row, turns) for row in rows for turns in self._chats(row)]
         groups: dict[str, list[_Group]] = {row.where: [] for row in rows}
-        for (row, turns), samples in zip(
-            chats, cut_chats(chats, self._texts, self._are_too_long), strict=True
-        ):
+        most = self._data.max_sample_tokens
+        cut = cut_chats(
+            chats, self._texts, lambda prompts: min(map(len, self._tokenizer.encode_batch(prompts))) > most
+        )
+        for (row, turns), samples in zip(chats, cut, strict=True):
             groups[row.where].append(samples.parts)
             self.dropped += samples.left
             text = "".join(part.text for part in samples.parts[-1])
@@ -335,10 +337,6 @@ class TargetDataset(Dataset):
             [[samples[0] for samples in its]] if len(its) > 1 else [[sample] for sample in its[0]]
             for its in (groups[row.where] for row in rows)
         ]
-
-    def _are_too_long(self, prompts: Sequence[str]) -> bool:
-        lengths = map(len, self._tokenizer.encode_batch(prompts))
-        return min(lengths) > self._data.max_sample_tokens
 
     def _chats(self, row: Row) -> list[ChatTurns]:
         chats = []

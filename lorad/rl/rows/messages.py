@@ -95,13 +95,19 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     is_trained(value, where)
     message = {key: entry for key, entry in value.items() if entry is not None and key not in TRAINED_KEYS}
     if message.get("role") is None and isinstance(message.get("from"), str):
-        message = _of_sharegpt(message, where)
+        speaker = message.pop("from")  # ShareGPT's message becomes OpenAI's
+        message |= {"role": _SPEAKERS.get(speaker, speaker), "content": message.pop("value", None)}
+        if message["role"] not in ROLES:
+            raise SpecError(
+                f"{where} is ShareGPT's and from {speaker!r}, which is no role",
+                hint="Speakers are human, gpt and system. Write a call of a tool as tool_calls of an "
+                'assistant\'s message, and its result as a message of the role "tool".',
+            )
     if not isinstance(message.get("role"), str):
         raise SpecError(f"{where} has no role; there is {some_of(message)}", hint=_MESSAGE)
     if call := message.pop("function_call", None):  # as OpenAI wrote calls before tool_calls
         message["tool_calls"] = [{"type": "function", "function": call}]
-    if message["role"] == "function":
-        message["role"] = "tool"
+    message["role"] = "tool" if message["role"] == "function" else message["role"]
     content = message.setdefault("content", None)
     if isinstance(content, list):
         for part in content:
@@ -120,17 +126,3 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         return for_template([message])[0]
     except SpecError as error:
         raise SpecError(f"{where}: {error.problem}", hint=error.hint) from None
-
-
-def _of_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a message of ShareGPT's as OpenAI's. Raises SpecError where the speaker has no role."""
-    speaker = message.pop("from")
-    said = message.pop("value", None)
-    role = _SPEAKERS.get(speaker, speaker)
-    if role not in ROLES:
-        raise SpecError(
-            f"{where} is ShareGPT's and from {speaker!r}, which is no role",
-            hint="Speakers are human, gpt and system. Write a call of a tool as tool_calls of an assistant's "
-            'message, and its result as a message of the role "tool".',
-        )
-    return {**message, "role": role, "content": said}

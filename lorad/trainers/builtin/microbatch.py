@@ -158,7 +158,12 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
             forbids it, as each has its own masks.
         whole: Whether groups are not cut; one that has more than the budget is a piece.
     """
-    batch = _without_empty_groups(batch)
+    filled = batch.group_sizes > 0
+    if not filled.all():
+        tokens = np.repeat(filled, batch.prompt_lengths)
+        routes = None if batch.routes is None else batch.routes.part(tokens, slice(None))
+        sizes = {"prompt_lengths": batch.prompt_lengths[filled], "group_sizes": batch.group_sizes[filled]}
+        batch = msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
     owner = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes).tolist()
     prompts = batch.prompt_lengths.tolist()
     lengths = batch.completion_lengths.tolist()
@@ -187,18 +192,6 @@ def plan(batch: Batch, budget: int, share: bool, whole: bool = False) -> Iterato
         computed.update(twins[sample] for sample in unit)
     if lengths:
         yield _piece(batch, slice(first, len(lengths)), same, share)
-
-
-def _without_empty_groups(batch: Batch) -> Batch:
-    filled = batch.group_sizes > 0
-    if filled.all():
-        return batch
-    tokens = np.repeat(filled, batch.prompt_lengths)
-    routes = batch.routes
-    if routes is not None:
-        routes = routes.part(tokens, slice(None))
-    sizes = {"prompt_lengths": batch.prompt_lengths[filled], "group_sizes": batch.group_sizes[filled]}
-    return msgspec.structs.replace(batch, prompts=batch.prompts[tokens], routes=routes, **sizes)
 
 
 def mixed(plans: Sequence[Iterator[BatchPiece]], budget: int) -> Iterator[dict[int, BatchPiece]]:
