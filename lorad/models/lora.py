@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -341,16 +342,16 @@ class MixedLora:
         return _RoutedMixed(self, layer, self._owner.index_select(0, tokens), ends)
 
 
+@dataclass(frozen=True, slots=True)
 class _RoutedFrozen:
     """One adapter on the rows of a layer's experts."""
 
-    def __init__(self, lora: FrozenLora, layer: int) -> None:
-        self._lora = lora
-        self._layer = layer
+    lora: FrozenLora
+    layer: int
 
     def product(self, linear: str, x: torch.Tensor, weights: Weight, ends: torch.Tensor) -> torch.Tensor:
         y = grouped(x, weights, ends)
-        stack = self._lora.of_experts.get((self._layer, linear))
+        stack = self.lora.of_experts.get((self.layer, linear))
         return y if stack is None else y.add_(_delta(stack, x, ends))
 
 

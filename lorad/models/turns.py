@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -124,14 +125,14 @@ class Caller(Work):
         self.party.waited += seconds
 
 
+@dataclass(eq=False)
 class Together(Work):
     """Work for several callers at once, who pay by their sizes. It is done when it is the turn of the one
     with the greatest weight, so that nobody urgent waits for being with others.
     """
 
-    def __init__(self, callers: Sequence[Caller], sizes: Sequence[float]) -> None:
-        self.callers = callers
-        self.sizes = sizes
+    callers: Sequence[Caller]
+    sizes: Sequence[float]
 
     @property
     def account(self) -> Account:

@@ -63,7 +63,7 @@ def read(
     A segment that the writer drops meanwhile is passed over, and so, unread, are the records up to the seq
     `after`. Raises IntegrityError for a damaged record that others follow, and OSError.
     """
-    segments = [number for number in _segments(directory) if number >= start.segment]
+    segments = [number for number in segments_of(directory) if number >= start.segment]
     for number in segments:
         offset = start.offset if number == start.segment else 0
         try:
@@ -76,14 +76,9 @@ def read(
                 yield record, Position(number, behind)
 
 
-def first_segment(directory: Path) -> int:
-    """Return the number of the oldest segment; -1 where there is none."""
-    return min(_segments(directory), default=-1)
-
-
 def first_seqs(directory: Path, most: int) -> list[int]:
     """Return the seqs of the oldest records, `most` at most."""
-    segments = _segments(directory)
+    segments = segments_of(directory)
     return list(islice(_seqs(_name(directory, segments[0])), most)) if segments else []
 
 
@@ -130,7 +125,7 @@ class LogWriter:
         self._lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._log = self._open(max(_segments(directory), default=0))
+            self._log = self._open(max(segments_of(directory), default=0))
         except BaseException as error:
             os.close(self._lock)
             if isinstance(error, BlockingIOError):
@@ -170,7 +165,7 @@ class LogWriter:
             stays: Says whether a record stays, which is then written once more.
             age: For how many seconds nothing was written to a segment that is deleted.
         """
-        for number in _segments(self._directory)[:-1]:
+        for number in segments_of(self._directory)[:-1]:
             path = Path(_name(self._directory, number))
             if number not in self._highest:
                 self._highest[number] = max(_seqs(str(path)), default=-1)
@@ -194,7 +189,7 @@ class LogWriter:
         self.close()
 
 
-def _segments(directory: Path) -> list[int]:
+def segments_of(directory: Path) -> list[int]:
     """List the numbers of the segments, in order."""
     return sorted(int(path.stem) for path in directory.glob("[0-9]*.log"))
 

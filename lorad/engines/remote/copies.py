@@ -8,13 +8,8 @@ from lorad.adapters.peft import WEIGHTS
 from lorad.children.host import Host, put_on_all
 from lorad.errors import IntegrityError, LoradError, PoolLost, StorageError
 
-_PLACE = "adapters"  # in an agent's directory; in memory, where there is room
+PLACE = "adapters"  # in an agent's directory; in memory, where there is room
 _LOST_SECONDS = 10.0  # for a node to be given up whose connection broke
-
-
-def copy_of(host: Host, directory: Path) -> Path:
-    """Return the path by which a node's servers read a version's directory of this machine."""
-    return host.directory / _PLACE / directory.name
 
 
 class Copies:
@@ -73,7 +68,7 @@ class Copies:
 
 
 def _name(directory: Path) -> str:
-    return f"{_PLACE}/{directory.name}"
+    return f"{PLACE}/{directory.name}"
 
 
 def _weights(directory: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from lorad.children.host import Host, Process
 from lorad.children.process import cause
-from lorad.engines.remote.copies import copy_of
+from lorad.engines.remote.copies import PLACE
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, Http, ServerGone, ServerRefused, ServerSilent
 from lorad.errors import LoradError, PoolLost
@@ -131,7 +131,7 @@ class Server:
 
     def reads(self, directory: Path) -> Path:
         """Return the path by which it reads a version's directory of this machine."""
-        return directory if self.host is None else copy_of(self.host, directory)
+        return directory if self.host is None else self.host.directory / PLACE / directory.name
 
     async def load(self, name: str, directory: Path) -> None:
         """Load an adapter from a directory of this machine, one load after the other.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lorad.errors import LoradError
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.log import START, LogWriter, Position, first_segment, follow, read
+from lorad.tinker.log import START, LogWriter, Position, follow, read, segments_of
 from lorad.tinker.records import (
     Arguments,
     Failed,
@@ -210,7 +210,9 @@ class LaneClient:
         for seq in [seq for seq in self._digests if seq <= self._snapshot]:
             del self._digests[seq]
             self._sizes.pop(seq, None)
-        first = first_segment(self._results) - 1  # a record may begin behind the end of the segment before
+        first = (
+            min(segments_of(self._results), default=-1) - 1
+        )  # a record may begin behind the end of the segment before
         for seq in [seq for seq, place in self._places.items() if START.segment < place.segment < first]:
             del self._places[seq]
 

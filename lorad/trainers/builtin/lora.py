@@ -128,24 +128,22 @@ class SlotLora:
         return deltas
 
 
+@dataclass(frozen=True, slots=True)
 class _RoutedSlots:
     """The slots on the rows of a layer's experts. `where` has for each slot its rows, sorted by expert, and
     where among them the rows of each expert end, int32 [experts].
     """
 
-    def __init__(
-        self, lora: SlotLora, layer: int, where: Sequence[tuple[Slot, slice | Tensor, Tensor]]
-    ) -> None:
-        self._lora = lora
-        self._layer = layer
-        self._where = where
+    lora: SlotLora
+    layer: int
+    where: Sequence[tuple[Slot, slice | Tensor, Tensor]]
 
     def product(self, linear: str, x: Tensor, weights: Weight, ends: Tensor) -> Tensor:
-        lora = self._lora
+        lora = self.lora
         parts = list[_SlotDelta]()
-        for slot, rows, its_ends in self._where:
+        for slot, rows, its_ends in self.where:
             dropout = slot.spec.adapter.dropout if lora.train else 0.0
-            for experts, site in slot.of_experts.get((self._layer, linear), ()):
+            for experts, site in slot.of_experts.get((self.layer, linear), ()):
                 mine = rows
                 ends_of_mine = its_ends
                 if len(experts) != len(its_ends):
