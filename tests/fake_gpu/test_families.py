@@ -75,7 +75,7 @@ FAMILIES = {
         "Qwen3NextForCausalLM", "qwen3_next", shared_expert_intermediate_size=64, **_HYBRID, **EXPERTS
     ),
 }
-CAPTURED = {"qwen3", "llama", "qwen2", "tied heads"}
+UNCAPTURED = {"qwen3_5", "qwen3_next"}  # the warm-up of a capture would change their states
 
 
 def _decode(written: dict[str, Any], prompt: int, quantize: Rounding = None) -> int:
@@ -101,7 +101,7 @@ def _train(written: dict[str, Any], quantize: Rounding = None) -> None:
 @pytest.mark.parametrize("prompt", [100, 300])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes(family: str, prompt: int) -> None:
-    assert (_decode(FAMILIES[family], prompt) > 0) == (family in CAPTURED)
+    assert (_decode(FAMILIES[family], prompt) > 0) == (family not in UNCAPTURED)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

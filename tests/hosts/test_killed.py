@@ -18,7 +18,7 @@ while not (place / "go").exists():
 def score(completion):
     return 0.0
 """
-SPEC = "data: {train: sort, prompts_per_step: 2}\nreward: slow.py:score\ntrainer: {steps: 1}\n"
+SPEC = "data: {train: sort, prompts_per_step: 2}\nreward: slow.py:score\ntrainer: {steps: 100000}\n"
 pytestmark = pytest.mark.system
 VICTIMS = ("master", "sshd's child", "daemon")
 
