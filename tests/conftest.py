@@ -8,6 +8,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OMP_WAIT_POLICY="pas
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(TEXTUAL_FPS="20")  # nobody watches: drawing every screen sixty times a second costs a tenth
 
+import contextlib
 import functools
 import gc
 import shutil
@@ -17,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis.internal.conjecture import providers
 
 from tests.kit.leftovers import kill_leftovers, newest_pid
 from tests.kit.suite.changed import pytest_addoption
@@ -29,9 +29,12 @@ __all__ = ["pytest_addoption", "pytest_configure", "pytest_xdist_setupnodes"]
 # What is measured of products beside other tests is no choice for this user's own runs.
 os.environ["LORAD_CACHE"] = str(Path(tempfile.gettempdir()) / f"lorad-tests-{os.getuid()}")
 watch()
-# Hypothesis would draw from the constants of every module that is imported by then: looking for them takes
-# each worker four seconds in a fresh clone, and what is drawn would depend on which tests came before.
-providers._get_local_constants = lambda: providers._local_constants
+with contextlib.suppress(ImportError):  # on a machine that is lent for the day on a GPU
+    from hypothesis.internal.conjecture import providers
+
+    # It would draw from the constants of every module that is imported by then: looking for them takes each
+    # worker four seconds in a fresh clone, and what is drawn would depend on which tests came before.
+    providers._get_local_constants = lambda: providers._local_constants
 gc.set_threshold(100_000, 50, 100)  # of the time of a screen's test, collecting is a fifth
 gc.disable()  # while modules are imported, which live as long as this process: see lorad.startup
 
