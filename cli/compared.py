@@ -106,8 +106,8 @@ def compared(runs: Sequence[RunDetails], curves: list[_StepFigures]) -> Differen
             for key in dict.fromkeys([*before, *attempt.changed]):
                 trail = before.get(key, [(0, attempt.before.get(key))])
                 value = attempt.changed.get(key, trail[-1][1])
-                kept = [part for part in trail if part[0] < begun]
-                trails[key] = kept if kept and kept[-1][1] == value else [*kept, (begun, value)]
+                common = [part for part in trail if part[0] < begun]
+                trails[key] = common if common and common[-1][1] == value else [*common, (begun, value)]
         ways.append(trails)
     values = [
         {key: [(0, value)] for key, value in spec.items()} | own

@@ -165,7 +165,9 @@ def _of_signals(run: Run, limits: AlarmLimits) -> _Found:
     """What was measured; what is no number is an alarm, whatever the limit."""
     signals = asdict(run.signals)
     measured = {**signals, "reward": run.reward}
-    infinite = {key for key, one in measured.items() if isinstance(one, float) and not math.isfinite(one)}
+    infinite = {
+        key for key, amount in measured.items() if isinstance(amount, float) and not math.isfinite(amount)
+    }
     if broken := infinite.union(run.signals.not_finite):
         yield "bad", "not-finite", f"{', '.join(sorted(broken))}: NaN or infinite at step {run.step}"
     value = {key: number for key, signal in signals.items() if (number := _number(signal)) is not None}

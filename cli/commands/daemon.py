@@ -69,10 +69,10 @@ def stop(
     for name in answer.ended:
         output.note(f"Pool {name} ended.")
     for pool in answer.staying:
-        left = output.duration(pool.seconds)
-        says = f"is idle and ends in {left}; `lorad daemon stop --pools` ends it"
+        lasting = output.duration(pool.seconds)
+        says = f"is idle and ends in {lasting}; `lorad daemon stop --pools` ends it"
         if pool.runs:
-            says = f"stays up while {', '.join(pool.runs)} works, then {left}"
+            says = f"stays up while {', '.join(pool.runs)} works, then {lasting}"
         elif pool.serves:
             served = ", ".join(pool.serves)
             says = f"stays up while the gateway serves {served}; `lorad daemon stop --pools` ends it"

@@ -126,7 +126,7 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
     config = adapter.config
     tensors = adapter.tensors
     layers = sorted({experts_of(module) for module in config.experts})
-    kept = {name: tensor for name, tensor in tensors.items() if not experts_of(_module(name))}
+    of_linears = {name: tensor for name, tensor in tensors.items() if not experts_of(_module(name))}
     # gate and up have an A each unless it is the same in every expert
     gates = [name for name in shapes if experts_of(name) in layers and name.endswith(".gate_proj")]
     pairs = [(f"{gate}.lora_A.weight", f"{gate[:-9]}up_proj.lora_A.weight") for gate in gates]
@@ -147,12 +147,12 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
                 blocks[:, rows:, -ranks:] = other_b
                 a = np.concatenate([a, other_a], 1) if owns else a
                 b = blocks
-            kept[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
-            kept[f"{module}.lora_B.weight"] = np.ascontiguousarray(
+            of_linears[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
+            of_linears[f"{module}.lora_B.weight"] = np.ascontiguousarray(
                 b.transpose(1, 2, 0).reshape(b.shape[1], -1)
             )
     if not layers:
-        return kept, {}
+        return of_linears, {}
     rank = config.rank_of_experts
     settings = {
         "target_parameters": [f"{layer}.{parameter}" for layer in layers for parameter in _PARAMETERS],
@@ -163,7 +163,7 @@ def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Ar
     if owns:
         factor = 2**0.5 if config.rslora else 2
         settings["alpha_pattern"] = {r"experts\.gate_up_proj": config.alpha * factor}
-    return kept, settings
+    return of_linears, settings
 
 
 def _module(name: str) -> str:

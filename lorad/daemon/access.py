@@ -231,7 +231,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
     if sees_all(ctx, caller):
         return list(rows)
     begun = runs.beginnings(ctx.store, caller.uid)
-    kept = []
+    visible = []
     for row in (row for row in rows if row.run in begun):
         first_event, created_at = begun[row.run or ""]
         is_own = True  # of the run that has this name now, as `lorad/store/rename.py` tells them apart
@@ -241,8 +241,8 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
             case AliasMove() | Result():
                 is_own = row.at >= created_at
         if is_own:
-            kept.append(row)
-    return kept
+            visible.append(row)
+    return visible
 
 
 def seen_aliases(ctx: Context, caller: Caller) -> list[Alias]:

@@ -182,8 +182,8 @@ def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Ro
     usable = list[Rollout]()
     limit = session.spec.rollout.max_staleness
     for rollout in rollouts:
-        looked = session.train_data.take(rollout.position, rollout.places[-1] + 1)
-        examples = [looked[place] for place in rollout.places]
+        rows = session.train_data.take(rollout.position, rollout.places[-1] + 1)
+        examples = [rows[place] for place in rollout.places]
         is_changed = _digest(examples, of_rows=bool(rollout.episodes)) != rollout.digest
         why = "is older than rollout.max_staleness allows" if rollout.step - rollout.trained > limit else ""
         why = why or ("saw other prompts than there are now" if is_changed else "")
@@ -213,10 +213,12 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     masks = np.split(np.frombuffer(encoded, np.bool_), cuts)
     of_samples = np.split(logprobs, np.cumsum([mask.sum() for mask in masks])[:-1])
     texts = [
-        session.tokenizer.completion(part.tolist(), session.spec.rollout.stop) if one is None else one.text
-        for part, one in zip(tokens, episodes, strict=True)
+        session.tokenizer.completion(part.tolist(), session.spec.rollout.stop)
+        if episode is None
+        else episode.text
+        for part, episode in zip(tokens, episodes, strict=True)
     ]
-    sampled = [None if one is None else mask for one, mask in zip(episodes, masks, strict=True)]
+    sampled = [None if episode is None else mask for episode, mask in zip(episodes, masks, strict=True)]
     rows = zip(each, tokens, of_samples, kept.finishes, texts, sampled, episodes, forks, strict=True)
     samples = [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
     samples = samples if kept.routes is None else kept.routes.given(samples)

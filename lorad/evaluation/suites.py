@@ -74,8 +74,8 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
         out.mkdir(parents=True, exist_ok=True)
         before = set(out.rglob("*.json"))
 
-        asked = partial(_Asked, task, name, serving.model_path, out=out, settings=request.settings)
-        code = asyncio.run(_done(kind, socket, suite, asked, cwd))
+        request_of = partial(_Asked, task, name, serving.model_path, out=out, settings=request.settings)
+        code = asyncio.run(_done(kind, socket, suite, request_of, cwd))
         logs = [path for path in out.rglob("*.json") if path not in before]
         if code or not logs:
             raise LoradError(

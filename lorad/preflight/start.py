@@ -55,8 +55,8 @@ def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | No
             wrong.append(_contradiction(spec, key, f"{words[0]} here but {words[1]} in", name))
     rank = spec.lora.experts.rank
     if adapter.experts.rank not in (rank, "auto"):
-        what = f"{rank} here but {adapter.experts.rank} in"
-        wrong.append(_contradiction(spec, "experts.rank", what, "rank_pattern"))
+        ranks = f"{rank} here but {adapter.experts.rank} in"
+        wrong.append(_contradiction(spec, "experts.rank", ranks, "rank_pattern"))
     wrong += _other_modules(spec, outlined.config, model, own)
     errors = [error.at((written or {}).get(error.key, "")) for error in wrong]
     if errors:

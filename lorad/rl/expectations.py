@@ -44,7 +44,7 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
             yield from _wrong_evaluation(spec, expectation, key)
         else:
             # one that no step of the run has, or that steps alone have
-            names = [name for name, known in METRICS.items() if not known.kinds or kind in known.kinds]
+            names = [name for name, row in METRICS.items() if not row.kinds or kind in row.kinds]
             if metric not in names and not (kind == "rl" and metric.startswith(tuple(NAMED))):
                 near = get_close_matches(metric, [*evaluated, *names], 2)
                 hint = f"Did you mean {' or '.join(near)}?" if near else ""

@@ -100,7 +100,7 @@ def _within(value: Any, path: str) -> list[str]:
     """Return the keys, dotted, that hold the values of sections in each other."""
     if not isinstance(value, dict) or path.count(".") > _DEEPEST:
         return [path]
-    return [inner for key, one in value.items() for inner in _within(one, f"{path}.{key}")]
+    return [inner for key, inner_value in value.items() for inner in _within(inner_value, f"{path}.{key}")]
 
 
 def _nearest(key: str, words: Iterable[str]) -> list[str]:

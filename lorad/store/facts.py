@@ -277,9 +277,9 @@ def bounded(record: Record) -> tuple[Record, str]:
                 is_number = value is None or (isinstance(value, float) and math.isfinite(value))
             if is_number and len(name) <= METRIC_NAME:
                 sound[name] = value
-        kept = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
-        data["metrics"] = kept
-        left_out = _LEFT_OUT if not isinstance(metrics, dict) or len(kept) < len(metrics) else ""
+        first = {name: sound[name] for name in sorted(sound)[:METRICS]} if len(sound) > METRICS else sound
+        data["metrics"] = first
+        left_out = _LEFT_OUT if not isinstance(metrics, dict) or len(first) < len(metrics) else ""
     if record.kind == "eval" and "sets" in data:
         data["sets"] = msgspec.to_builtins(_sets_of(data))
     if len(msgspec.json.encode({**data, "prompts": None})) > EVENT_BYTES:

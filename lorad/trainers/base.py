@@ -411,16 +411,16 @@ def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) ->
     samples = np.repeat(batch.prompt_lengths, batch.group_sizes) + batch.completion_lengths
     if batch.labels is not None:
         samples = samples - 1  # the last token is never read, nor predicted
-    for what, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
+    for kind, lengths in (("prompt", batch.prompt_lengths), ("sample", samples)):
         if (longest := lengths.max(initial=0)) > takes.max_tokens:
-            raise ValueError(f"a {what} of {longest} tokens exceeds the {takes.max_tokens} of the base")
+            raise ValueError(f"a {kind} of {longest} tokens exceeds the {takes.max_tokens} of the base")
     labels = {} if batch.labels is None else {"labels": batch.labels}
-    for what, ids in {"prompts": batch.prompts, "completions": batch.completions, **labels}.items():
+    for kind, ids in {"prompts": batch.prompts, "completions": batch.completions, **labels}.items():
         if not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(f"the {what} are no token ids")
+            raise ValueError(f"the {kind} are no token ids")
         outside = ids[(ids < 0) | (ids >= takes.vocab)]
         if outside.size:
-            raise ValueError(f"token {outside[0]} in the {what} is none of the {takes.vocab} of the base")
+            raise ValueError(f"token {outside[0]} in the {kind} is none of the {takes.vocab} of the base")
     if not 0 < temperature < math.inf:
         raise ValueError(f"the temperature is {temperature}, not a positive number")
 

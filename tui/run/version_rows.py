@@ -71,7 +71,10 @@ def drawn(
         for key, grown in children.items()
         if key != tip
     }
-    others = {key: [one for one in grown if one != heirs.get(key)] for key, grown in children.items()}
+    others = {
+        key: [version_key for version_key in grown if version_key != heirs.get(key)]
+        for key, grown in children.items()
+    }
     inherits = set(heirs.values())
     # (node, level, whether its line is yet to be laid)
     rows = list[_Row]()

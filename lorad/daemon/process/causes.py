@@ -177,13 +177,13 @@ def diagnose(clues: Clues) -> Diagnosis | None:
     errors = [match for line in clues.kernel if (match := _XID.search(line))]
     if errors and in_log in (None, CUDA_FAULT, NCCL_TIME_OUT, NCCL_ERROR):  # these may only follow from it
         number = int(errors[-1]["number"])
-        what = "a GPU reported an error"
+        trouble = "a GPU reported an error"
         if number in _ECC_XIDS or number == 79:
-            what = ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what
+            trouble = ECC.what if number in _ECC_XIDS else OFF_THE_BUS.what
         if in_log is None and errors[-1]["pid"] != str(clues.pid):
-            what = f"it may be that {what}"
+            trouble = f"it may be that {trouble}"
         advice = CUDA_FAULT.advice if number in _PROGRAM_XIDS else _GPU_BROKEN
-        return Diagnosis(f"{what}: Xid {number} at {errors[-1]['where']}", advice)
+        return Diagnosis(f"{trouble}: Xid {number} at {errors[-1]['where']}", advice)
     return in_log or (BUS_ERROR if clues.signal == signal.SIGBUS else None)
 
 

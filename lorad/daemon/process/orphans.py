@@ -48,9 +48,9 @@ def find_orphans(home: Home, settled: float = _SETTLED_SECONDS) -> list[Orphan]:
             spared.add(status["shim_pid"])  # shims end with their children
         if is_over:
             over.add(attempt)
-    left = {pid: attempt for pid, attempt in marked.items() if attempt in over and pid not in spared}
+    remaining = {pid: attempt for pid, attempt in marked.items() if attempt in over and pid not in spared}
     orphans = []
-    for pid, attempt in sorted(left.items()):
+    for pid, attempt in sorted(remaining.items()):
         place = Path(f"/proc/{pid}")
         command = user = ""
         with contextlib.suppress(OSError):  # as far as this user may look

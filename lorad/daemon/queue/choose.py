@@ -151,8 +151,8 @@ def fitted(now: Snapshot, run: RunRow, place: Placement) -> Placement:
     for pool in now.pools:
         is_warm = pool.stop_asked is None and now.is_used(pool)
         if (is_warm or pool.id == run.pool) and pool.setup.takes(setup):
-            taken = replace(setup, server=pool.setup.server).taught_by(pool.setup)
-            return place._replace(setup=taken)
+            warm_setup = replace(setup, server=pool.setup.server).taught_by(pool.setup)
+            return place._replace(setup=warm_setup)
         free = replace(setup, threads=pool.setup.threads)
         if is_warm and place.why.source == "load" and pool.setup.takes(free):
             warm = replace(free, server=pool.setup.server).taught_by(pool.setup)
@@ -298,9 +298,9 @@ def _used_by_pools(now: Snapshot, place: Placement, run: RunRow | None, reader: 
 
 def _by_others(now: Snapshot, devices: Devices) -> _Obstacle | None:
     """Find devices that other daemons hold, or that processes outside of any pool use."""
-    if taken := tuple(device for device in devices if device.name in now.taken):
-        words = [now.taken[device.name].words for device in taken]
-        return _Obstacle("; ".join(words), Hindrance.OTHERS, claim=None, taken=taken, parts=words)
+    if leased := tuple(device for device in devices if device.name in now.taken):
+        words = [now.taken[device.name].words for device in leased]
+        return _Obstacle("; ".join(words), Hindrance.OTHERS, claim=None, taken=leased, parts=words)
     occupied = [now.occupied[device.name] for device in devices if device.name in now.occupied]
     if not occupied:
         return None

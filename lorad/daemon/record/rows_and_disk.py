@@ -59,8 +59,8 @@ def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator
     gone = {name: run for name, run in rows.items() if not Path(run.directory).is_dir()}
     moved = {name for name, run in gone.items() if corrected(place_of(run), runs_root)}
     if moved:
-        what = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
-        yield Finding(what, "`lorad daemon start` continues with them there; stop a running daemon first.")
+        missing = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
+        yield Finding(missing, "`lorad daemon start` continues with them there; stop a running daemon first.")
     for name in (name for name in gone if name not in moved):
         advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {name}`"
         yield Finding(
@@ -80,8 +80,8 @@ def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator
         yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
     for row in not_deleted(reader, lineage=True):
         if row.run not in gone and not Path(row.path).is_dir():
-            what = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
-            yield Finding(what, f"`lorad resume {row.run} --from STEP` continues from another one.")
+            missing = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
+            yield Finding(missing, f"`lorad resume {row.run} --from STEP` continues from another one.")
 
 
 def _unknown(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:

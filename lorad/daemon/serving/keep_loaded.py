@@ -41,11 +41,11 @@ def _hold_in(ctx: Context, pool: Pool) -> None:
     seen = pool.polled_at, ctx.serving.served
     if pool.held_at == seen or pool.is_holding:
         return
-    kept = set(pool.status.kept)
+    loaded = set(pool.status.kept)
     served = held_versions(ctx.store)
-    spare = sorted(kept - {row.name for row in served} - set(ctx.serving.in_hand))
+    spare = sorted(loaded - {row.name for row in served} - set(ctx.serving.in_hand))
     refused = {name for name, refusal in pool.refusals.items() if time.monotonic() < refusal.not_before}
-    missing = [row for row in served if row.name not in kept | refused]
+    missing = [row for row in served if row.name not in loaded | refused]
     base_of_run = {name: base_of(ctx, runs.get(ctx.store, name)) for name in {row.run for row in missing}}
     at_home = {name for name, base in base_of_run.items() if base is not None and pool.setup.serves(base)}
     lacking = []

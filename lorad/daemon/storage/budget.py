@@ -92,9 +92,9 @@ async def _make_room(ctx: Context, excess: int) -> int:
         if not spared or not runs.exists(ctx.store, run):
             continue
         counts = Counter("files of samples" if item.kind == "samples" else "versions" for item, _ in spared)
-        what = " and ".join(f"{count} {kind}" for kind, count in counts.items())
+        counted = " and ".join(f"{count} {kind}" for kind, count in counts.items())
         total = sum(size for _, size in spared)
-        message = f"the disk budget is used up: {what} of {run} were deleted ({in_words(total)})"
+        message = f"the disk budget is used up: {counted} of {run} were deleted ({in_words(total)})"
         message += "; pins and aliases keep versions"
         with ctx.store.write():
             events.append(ctx.store, run, "warning", {"message": message})
@@ -115,11 +115,11 @@ def _spare(ctx: Context) -> Iterator[Doomed]:
                 why = "disk_budget: the oldest samples of ended runs go first"
                 yield Doomed(name, path, "samples", why, True)
     for run in (runs.get(ctx.store, name) for name in names):
-        kept = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
-        kept |= best_numbers(ctx, run)
+        needed = {row.version for row in checkpoints(ctx.store, run.name)} | {run.version}
+        needed |= best_numbers(ctx, run)
         named = named_by_users(ctx.store)
         for path in (path for path in listed(run.dir.versions) if VERSION.fullmatch(path.name)):
-            if int(path.name) not in kept and _is_spare(ctx, run, path, named):
+            if int(path.name) not in needed and _is_spare(ctx, run, path, named):
                 why = "disk_budget: nothing refers to this version of an ended run"
                 yield Doomed(run.name, path, "version", why, True)
 

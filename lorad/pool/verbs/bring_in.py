@@ -108,8 +108,8 @@ async def _replayed(pool: Pool, live: Live, predict: Predictors) -> Live:
         return live
     predictions = await predict.replayed(seen)
     worst = worst_of(
-        judge_amplified(prediction, said.logprobs.astype(np.float64), pool.attester.limits)
-        for prediction, said in zip(predictions, seen.by_server, strict=True)
+        judge_amplified(prediction, by_server.logprobs.astype(np.float64), pool.attester.limits)
+        for prediction, by_server in zip(predictions, seen.by_server, strict=True)
     )
     verdict = replace(worst.verdict, detail=f"{worst.verdict.detail}, with the engine's routes")
     return live._replace(outcome=replace(live.outcome, amplified=Amplified(verdict, worst.again)))

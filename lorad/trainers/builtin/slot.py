@@ -146,8 +146,9 @@ class Slot:
         """Return whether a micro-batch of so many tokens recomputes its activations. lent: tokens that keep
         theirs in memory of somebody else.
         """
-        kept = min(self.spec.kept_tokens + lent, self.tokens_per_microbatch)  # less once there was no memory
-        return self.spec.activation_checkpointing and tokens > kept
+        # fewer once there was no memory
+        unrecomputed = min(self.spec.kept_tokens + lent, self.tokens_per_microbatch)
+        return self.spec.activation_checkpointing and tokens > unrecomputed
 
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None

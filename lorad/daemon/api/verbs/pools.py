@@ -68,7 +68,7 @@ async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
             statuses.append(NodeStatus(name, cluster="static", count=count, free=count))
             continue
         users = [(pool, node) for pool in ctx.pools.values() for node in pool.nodes if node.node == name]
-        taken = {device for _, node in users for device in devices_on(node)}
+        in_use = {device for _, node in users for device in devices_on(node)}
         gpus = [device for device in row.devices if not device.endswith("/cpu")]
         count = max(count, len(gpus))
         grant = last_grants.get(name)
@@ -82,7 +82,7 @@ async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
             address=row.address,
             devices=row.devices,
             count=count,
-            free=0 if row.state == "lost" else max(0, count - len(taken & {*gpus})),
+            free=0 if row.state == "lost" else max(0, count - len(in_use & {*gpus})),
             agents=[f"{pool.id}@{pool.number}" for pool, _ in users if who.sees(pool.setup.owner)],
             bases=row.bases if who.sees_all else [],
             seen_at=row.seen_at,

@@ -103,14 +103,14 @@ def _planned(fresh: str, user: User | None, body: SweepRequest) -> tuple[Axes, s
     """Return what each key may be, and the sweep's name and points: `lr-1`, `lr-2`, …, with leading zeros
     where there are ten or more. Raises SpecError.
     """
-    asked = body.points
+    wish = body.points
     rest = body.overrides
-    if asked.listed:
-        axes, drawn_points = given(asked.listed)
-    elif asked.random is not None:
+    if wish.listed:
+        axes, drawn_points = given(wish.listed)
+    elif wish.random is not None:
         distributions, rest = distributions_of(body.overrides)
         axes = {key: [distribution.text] for key, distribution in distributions.items()}
-        drawn_points = drawn(distributions, asked.random, asked.seed)
+        drawn_points = drawn(distributions, wish.random, wish.seed)
     else:
         axes, rest = axes_of(body.overrides)
         drawn_points = points_of(axes)
