@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -40,6 +41,9 @@ gc.disable()  # while modules are imported, which live as long as this process: 
 
 # the files that take longest begin first: of several at a time, none is left over at the end
 FIRST = (
+    "test_builtin_conformance",
+    "test_fused_conformance",
+    "test_verifiers",
     "test_snapshots",
     "test_docs_run",
     "test_examples",
@@ -74,12 +78,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files so that what waits, which is tests of the daemon, runs beside what computes."""
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = [path for path in files if "daemon" in path.parts]
-    computing = [path for path in files if "daemon" not in path.parts]
-    place = {path: at / len(kind) for kind in (waiting, computing) for at, path in enumerate(kind)}
-    items.sort(key=lambda item: (item.path.stem not in FIRST, place[item.path]))
+    """Mix the files, by their names, so that at any time some wait for processes beside some that compute."""
+    place = {
+        path: (path.stem not in FIRST, crc32(f"{path.parent.name}/{path.name}".encode()), path)
+        for path in {item.path for item in items}
+    }
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -27,8 +27,10 @@ def python(programs: Path, name: str, version: str) -> None:
     program(programs, name, f"exec {sys.executable} -c '{code}' \"$2\"")
 
 
-def find(programs: Path, names: str = "") -> subprocess.CompletedProcess[str]:
-    argv, env = [str(REPOSITORY / ".ci" / "find-python")], {"PATH": f"{programs}:/usr/bin:/bin"}
+def find(programs: Path, names: str = "", *before: Path) -> subprocess.CompletedProcess[str]:
+    """What it prints where these places are searched before those of the system."""
+    path = ":".join(map(str, (*before, programs, "/usr/bin", "/bin")))
+    argv, env = [str(REPOSITORY / ".ci" / "find-python")], {"PATH": path}
     return subprocess.run(argv, env=env | {"PYTHON": names}, capture_output=True, text=True, check=False)
 
 
@@ -38,6 +40,16 @@ def test_newest_usable_python_is_taken(programs: Path) -> None:
     assert find(programs).stdout == f"{programs}/python3.14\n"
     python(programs, "python3.14", "3.10.2")
     assert find(programs).stdout == f"{programs}/python3.13\n"
+
+
+def test_pyenv_comes_last_of_one_version(programs: Path) -> None:
+    shims, folder = programs / ".pyenv" / "shims", programs / "a folder"
+    for place in (shims, folder):
+        place.mkdir(parents=True)
+        python(place, "python-of-two", "3.14.0")
+    assert find(programs, "python-of-two", shims, folder).stdout == f"{folder}/python-of-two\n"
+    (folder / "python-of-two").unlink()
+    assert find(programs, "python-of-two", shims, folder).stdout == f"{shims}/python-of-two\n"
 
 
 def test_refusal_names_what_the_distribution_has(programs: Path) -> None:

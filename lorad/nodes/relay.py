@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lorad.errors import LoradError, PoolLost, to_wire
 from lorad.nodes.certificates import Credentials, check_peer
 from lorad.nodes.messages import LINE, Failures, FileSaid, Hello, Peer
-from lorad.nodes.streams import Pair, answer, as_error, never_hangs, write
+from lorad.nodes.streams import Pair, answer, as_error, drop, never_hangs, write
 
 _WAYS = 2
 _CONNECT_SECONDS = 10.0
@@ -54,7 +54,7 @@ class Relay:
 
     def abort(self) -> None:
         for way in self._ways:
-            way.writer.transport.abort()
+            drop(way.writer)
         self._ways.clear()
 
     async def _begin(self, peers: Sequence[Peer], name: str, files: tuple[FileSaid, ...]) -> None:
@@ -79,7 +79,7 @@ class Relay:
             await write(writer, hello)
             await answer(reader)
         except BaseException:
-            writer.transport.abort()
+            drop(writer)
             raise
         return reader, writer
 
@@ -97,12 +97,12 @@ class Relay:
         try:
             async with asyncio.timeout(self._lease * depth):
                 self.failed |= (await answer(way.reader)).failed
-            way.writer.transport.abort()
+            drop(way.writer)
         except (OSError, LoradError) as error:
             self._drop(way, error)
 
     def _drop(self, way: _Way, error: Exception) -> None:
-        way.writer.transport.abort()
+        drop(way.writer)
         if way in self._ways:
             self._ways.remove(way)
             self.failed[way.peer.name] = to_wire(as_error(error))

@@ -37,6 +37,7 @@ from lorad.nodes.streams import (
     Pair,
     answer,
     answer_of,
+    drop,
     list_files,
     listening,
     never_hangs,
@@ -261,7 +262,7 @@ class Node:
             if not future.done():
                 future.set_exception(PoolLost(self._last_words(), hint=_HINT))
         for writer in self._open:  # whoever waits there would wait for ever
-            writer.transport.abort()
+            drop(writer)
 
     def _last_words(self) -> str:
         return f"{LOST} {self.name}: {self.lost.result()}"
@@ -292,7 +293,7 @@ class Node:
             yield reader, writer
         finally:
             self._open.discard(writer)
-            writer.transport.abort()
+            drop(writer)
 
     @contextlib.contextmanager
     def _as_lost(self) -> Iterator[None]:

@@ -179,7 +179,15 @@ async def splice(left: Pair, right: Pair) -> None:
         await asyncio.gather(_pump(left[0], right[1]), _pump(right[0], left[1]))
     finally:
         for _, writer in (left, right):
-            writer.transport.abort()
+            drop(writer)
+
+
+def drop(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once. It may have been closed before, even twice; then Python before 3.11.3 raises
+    AttributeError where the connection has TLS.
+    """
+    with contextlib.suppress(AttributeError):
+        writer.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -63,11 +63,13 @@ _KEYBOARD: dict[int, int | str] = {
 }
 _OF_LATEX = {r"\times": "*", r"\cdot": "*", "{,}": ",", r"\,": " "}
 _FRAC = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
-_OPENS = r"(?:[\s*_`\"({\[$\u20ac\xa3\xa5\u20b9]|\\boxed|\\[$(\[])*+"
+# Atomic groups, and no possessive repeats of groups: before 3.11.5 Python goes on behind what the last turn
+# read in vain (python/cpython#106052).
+_OPENS = r"(?>(?:[\s*_`\"({\[$\u20ac\xa3\xa5\u20b9]|\\boxed|\\[$(\[])*)"
 _NUMBER = re.compile(
     rf"{_OPENS}(?P<sign>[+-]?){_OPENS}(?:"
     r"(?:(?P<whole>\d++) ++)?(?P<top>\d++) *+/ *+(?P<bottom>\d++)"
-    r"|(?P<digits>[1-9]\d{0,2}(?: \d{3})++(?:[.,]\d++)?(?!\d)|\.?\d++(?:[.,]\d++)*+)"
+    r"|(?P<digits>[1-9]\d{0,2}(?>(?: \d{3})+)(?:[.,]\d++)?(?!\d)|\.?\d++(?>(?:[.,]\d++)*))"
     r"(?:(?:[eE]| *+\* *+10\^\{?)(?P<power>[+-]?\d{1,3}))?)"
 )
 _GOES_ON = re.compile(r"[^\s,;]*\d|\s*[-+*/^:=\xf7~]+[\s$]*\d")  # 3:30, 5-6, 20 - 2

@@ -58,7 +58,8 @@ def test_a_prompt_with_an_answer_is_shown(made: World) -> None:
     chat = '[{"role": "user", "content": "S:21="}, {"role": "assistant", "content": "It is 12"}]'
     (made.root / "rows.jsonl").write_text(f'{{"prompt": {chat}, "answer": "12"}}\n')
     for verb, more in (("check", ()), ("run", ("--name", "answered", "-d"))):
-        error = made.lorad(verb, made.spec(), "data.train=rows.jsonl", *more).stderr
+        more = ("data.train=rows.jsonl", "trainer.steps=100000", *more)
+        error = made.lorad(verb, made.spec(), *more).stderr
         assert (
             "warning: data.train: row 1 (“It is 12”): the prompt ends with a turn of the assistant's" in error
         )

@@ -88,6 +88,7 @@ def test_sigterm_pauses_and_the_same_command_resumes(spec: Path, home: Path) -> 
         read_until(job, "is paused at step")
 
 
+@pytest.mark.long
 def test_sigterm_to_the_whole_tree_pauses(spec: Path, home: Path) -> None:
     """As `ray job stop` sends it, to each process of the tree at once."""
     with begun(spec) as job:

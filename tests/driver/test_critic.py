@@ -88,7 +88,7 @@ def test_checkpoints_hold_the_critic(calm: Driven) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("at", [3, 6])
+@pytest.mark.parametrize("at", [3, pytest.param(6, marks=pytest.mark.long)])
 def test_killed_and_resumed_equals_undisturbed(
     calm: Driven, running: Running, tmp_path: Path, at: int
 ) -> None:

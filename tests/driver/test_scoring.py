@@ -48,7 +48,14 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("more", [(), ("rollout.max_staleness=1",), ("algorithm.name=dapo",)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), marks=pytest.mark.long),
+        ("rollout.max_staleness=1",),
+        pytest.param(("algorithm.name=dapo",), marks=pytest.mark.long),
+    ],
+)
 def test_form_and_workers_change_no_bit(running: Running, home: Path, more: tuple[str, ...]) -> None:
     found = []
     for number, (name, workers) in enumerate((("plain", 1), ("plain", 3), ("later", 2), ("lists", 2))):

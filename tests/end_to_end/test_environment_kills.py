@@ -56,6 +56,8 @@ VICTIMS = {
     "pool": ("pool",),
     "all": ("environment", "driver", "pool"),
 }
+IN_CI = ("environment", "all")
+EACH = [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.long) for name in VICTIMS]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_a_curriculum_leaves_prompts_out(calm: tuple[World, dict[str, Any]]) -> 
     assert position > sum(len({prompt for prompt, _ in batch}) for batch in expected["samples"].values())
 
 
-@pytest.mark.parametrize("victims", VICTIMS)
+@pytest.mark.parametrize("victims", EACH)
 def test_kills_amid_an_episode_change_nothing(calm: tuple[World, dict[str, Any]], victims: str) -> None:
     made, expected = calm
     log = made.root / victims

@@ -25,7 +25,7 @@ from lorad.nodes.child import RemoteChild
 from lorad.nodes.devices import interface_of
 from lorad.nodes.messages import FileSaid, Hello
 from lorad.nodes.remote import Node
-from lorad.nodes.streams import Broken, answer, inside, write
+from lorad.nodes.streams import Broken, answer, drop, inside, write
 from lorad.protocol.nodes import GrantedNode
 from tests.nodes.kit import LIFE, Agents, nodes, setup
 
@@ -244,6 +244,15 @@ async def test_another_life_or_head_is_refused(node: Node) -> None:
     with pytest.raises(Conflict, match="pool@1 leads this agent already"):
         await answer(reader)
     writer.close()
+
+
+@shared
+async def test_connections_may_be_dropped_when_closed(node: Node) -> None:
+    _, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
+    for _ in range(2):
+        writer.close()
+    drop(writer)
+    assert writer.is_closing()
 
 
 async def attempt(told: GrantedNode, context: ssl.SSLContext | None) -> bytes:

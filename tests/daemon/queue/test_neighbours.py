@@ -141,6 +141,7 @@ async def test_yielded_gpu_has_no_pool_left(
 
 
 @pytest.mark.system
+@pytest.mark.long
 async def test_yielding_run_learns_the_same(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ def test_each_row_is_judged_by_its_source(running: Running, home: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_killed_mixture_equals_an_undisturbed_one(running: Running, home: Path, lag: int) -> None:
     how = (*CAREFUL, f"rollout.max_staleness={lag}")
     calm, run = (mixed(running, home, f"{name}-{lag}", *how) for name in ("even", "struck"))

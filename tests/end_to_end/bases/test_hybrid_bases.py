@@ -46,7 +46,7 @@ def test_qwen3_5_learns_attested_without_a_server(calm: tuple[World, dict[str, A
     assert before < 0.2 < 0.6 < after
 
 
-@pytest.mark.parametrize("victim", ["driver", "pool"])
+@pytest.mark.parametrize("victim", ["driver", pytest.param("pool", marks=pytest.mark.long)])
 def test_killed_and_resumed_equals_undisturbed(calm: tuple[World, dict[str, Any]], victim: str) -> None:
     made, expected = calm
     name = f"killed-{victim}"

@@ -58,7 +58,7 @@ def kept(made: World, run: str) -> np.ndarray:
     return np.fromfile(path, "<f4")
 
 
-@pytest.mark.parametrize("victim", ["driver", "pool"])
+@pytest.mark.parametrize("victim", ["driver", pytest.param("pool", marks=pytest.mark.long)])
 def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None:
     name = f"killed-{victim}"
     made.lorad("run", made.spec(DPO), "--name", name, "--detach")

@@ -58,7 +58,7 @@ def test_only_what_is_needed_is_published(made: World) -> None:
     assert [v.step for v in versions(made, "tuned")] == [0, 4, 8, 10, 12, 16, 20]
 
 
-@pytest.mark.parametrize("victim", ["driver", "pool"])
+@pytest.mark.parametrize("victim", ["driver", pytest.param("pool", marks=pytest.mark.long)])
 def test_killed_and_resumed_equals_undisturbed(made: World, victim: str) -> None:
     name = f"killed-{victim}"
     made.lorad("run", made.spec(SFT), "--name", name, "--detach")

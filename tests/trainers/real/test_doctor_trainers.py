@@ -100,13 +100,20 @@ def test_install_commands_cover_what_trainers_need() -> None:
 @pytest.mark.parametrize(
     ("kind", "more", "says"),
     [
-        ("smollm3", {}, "architecture 'SmolLM3ForCausalLM' is not yet supported"),
+        pytest.param(
+            "smollm3", {}, "architecture 'SmolLM3ForCausalLM' is not yet supported", marks=pytest.mark.long
+        ),
         (
             "llama",
             {"attention_bias": True},
             "would leave out 8 tensors of the model: model.layers.0.self_attn",
         ),
-        ("olmoe", {"num_experts": 4}, "finds no tensor in .* for decoder.layers.0.self_attention"),
+        pytest.param(
+            "olmoe",
+            {"num_experts": 4},
+            "finds no tensor in .* for decoder.layers.0.self_attention",
+            marks=pytest.mark.long,
+        ),
         ("mistral", {}, ""),
     ],
 )
