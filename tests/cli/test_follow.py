@@ -231,7 +231,7 @@ async def test_several_that_pause_are_counted(
     hold(home)
     async with serving(home) as api:
         for name in "bc":
-            await api.run(name)
+            await api.run(name, "trainer.steps=10000")
             await api.until(name, "running")
         pausing = asyncio.create_task(typed("pause", "b", "c", "--yes", "--wait"))
         await until(lambda: told)

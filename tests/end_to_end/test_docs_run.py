@@ -163,7 +163,10 @@ def is_run(page: str, command: Command) -> bool:
 
 
 class Shell:
-    """A user's shell in an empty directory; a command that several pages have is typed once."""
+    """A user's shell in an empty directory, which is `~`, too: pages write secrets there.
+
+    A command that several pages have is typed once.
+    """
 
     def __init__(self, made: World) -> None:
         self.made, self.done, self.broken = made, set[str](), set[str]()
@@ -224,7 +227,8 @@ class Shell:
             ["bash", "-c", text],
             cwd=self.made.root,
             env=os.environ
-            | {"LORAD_HOME": str(self.made.home.root), "PYTHONPATH": str(REPOSITORY)}
+            | {"LORAD_HOME": str(self.made.home.root), "HOME": str(self.made.root)}
+            | {"PYTHONPATH": str(REPOSITORY)}
             | {"PATH": f"{self.made.root / 'bin'}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,

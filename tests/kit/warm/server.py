@@ -7,9 +7,9 @@ as good as a fresh interpreter. What differs: /proc shows the command line and t
 process, and malloc and OpenMP were set up by it. `--only FD MODULE…` serves at one socket, with those alone.
 """
 
+import ast
 import atexit
 import gc
-import json
 import os
 import runpy
 import select
@@ -106,7 +106,7 @@ class Server:
         if not data:
             connection.close()
             return
-        asked = json.loads(data)
+        asked = ast.literal_eval(data.decode())
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             pid = os.fork()  # beside the thread of pyarrow's allocator, which Python 3.12 and later warn of
         if pid == 0:
