@@ -116,6 +116,13 @@ def test_names_of_tests_are_short_sentences() -> None:
     assert [found for found in named if len(found[1].split("_")) > LONGEST_NAME] == []
 
 
+def test_no_group_is_repeated_possessively() -> None:
+    """Before 3.11.5 Python matches too much with `(...)*+`; `(?>(...)*)` means the same."""
+    repeated = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+")
+    assert repeated.search(r"(?:ab?c)*+") and not repeated.search(r"(?>(?:ab?c)*)")
+    assert [str(path) for path in own_code() if repeated.search(path.read_text())] == []
+
+
 def imported_packages() -> set[str]:
     """The top-level names of all that lorad imports and neither Python nor lorad has."""
     nodes = [node for path in own_code() for node in nodes_of(path)]

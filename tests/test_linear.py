@@ -1,7 +1,6 @@
 """What the daemon reads of users' text takes time in proportion to its length, whatever stands in it."""
 
 import contextlib
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from lorad.errors import LoradError, SpecError
 from lorad.spec.secrets import refuse_secret_text
 from lorad.spec.text import load_spec
 from lorad.text import one_line
-from tests.kit.world import REPOSITORY
 
 
 def _read_as_log(text: str) -> object:
@@ -87,11 +85,3 @@ def test_too_long_text_is_refused_unread() -> None:
     for read in (lambda text: axes_of([text]), lambda text: load_spec("", overrides=[text])):
         with pytest.raises(SpecError, match="characters, more than"):
             read(f"trainer.lr={'1,' * OVERRIDE_CHARACTERS}")
-
-
-def test_no_group_is_repeated_possessively() -> None:
-    """Before 3.11.5 Python matches too much with `(...)*+`; `(?>(...)*)` means the same."""
-    sources = [file for room in ("lorad", "cli", "tui") for file in (REPOSITORY / room).rglob("*.py")]
-    repeated = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+")
-    assert repeated.search(r"(?:ab?c)*+") and not repeated.search(r"(?>(?:ab?c)*)")
-    assert [str(file) for file in sources if repeated.search(file.read_text())] == []

@@ -183,7 +183,7 @@ async def splice(left: Pair, right: Pair) -> None:
 
 
 def drop(writer: asyncio.StreamWriter) -> None:
-    """End a connection at once. It may have been closed before, even twice; then Python before 3.11.3 raises
+    """End a connection at once. It may have been closed before, even twice; then Python 3.11.2 raises
     AttributeError where the connection has TLS.
     """
     with contextlib.suppress(AttributeError):

@@ -97,7 +97,6 @@ def test_a_recipe_runs_on_the_builtin_base(made: World, recipe: str) -> None:
     assert {version.rank for version in made.client.adapters(recipe)} == {spec_of(recipe).lora.rank}
 
 
-@pytest.mark.long
 def test_both_losses_of_ones_own_are_equal(made: World) -> None:
     """`own-loss.yaml` runs, and its loss in numpy does as the one in torch."""
     spec = EXAMPLES / "own-loss.yaml"

@@ -2,7 +2,7 @@
 
 It has the same input, output, directory and environment; signals are passed on, and its exit code is this
 one's. Where the environment names no warm process, the command begins as any other. A run of the tests starts
-a thousand of these: it takes what C has of sockets and signals, as their modules import for ten milliseconds.
+hundreds of these: it takes what C has of sockets and signals, as their modules import for ten milliseconds.
 """
 
 import _signal as signal  # type: ignore[import-not-found]
