@@ -97,11 +97,12 @@ def test_kills_amid_an_episode_change_nothing(calm: tuple[World, dict[str, Any]]
     made, expected = calm
     log = made.root / victims
     turns = (made.root / "calm").stat().st_size
-    args = f"env.args={{log: {log}, at: {turns // 2}}}"
+    args = f"env.args={{log: {log}, at: {turns * 3 // 5}}}"
     made.lorad("run", made.spec(SPEC), args, "--name", victims, "--detach")
     waits = Path(f"{log}.waits")
     made.until(waits.is_symlink, "an episode waits")
-    assert 2 <= made.client.show(victims).step < 6
+    made.reached(victims, 2)
+    assert made.client.show(victims).step < 6
     pids = {"environment": int(waits.readlink().name)}
     pids |= {role: made.pid(victims, role) for role in ("driver", "pool")}
     for victim in VICTIMS[victims]:
