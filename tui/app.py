@@ -248,7 +248,7 @@ class LoradApp(App[None]):
                     if not targets or row is not VERBS[row.name]:
                         continue
                     whom = escape(one_line(targets[0])) if len(targets) == 1 else f"{len(targets)} of them"
-                    title = f"{row.name.capitalize()} {whom}"
+                    title = f"{row.label} {whom}"
                 yield SystemCommand(title, row.says, partial(screen.run_action, row.does))
             for key, command in self.config.tui.commands.items():
                 yield SystemCommand(

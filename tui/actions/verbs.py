@@ -312,7 +312,6 @@ POOLS = (
         "E",
         "End it, and free its devices",
         lambda client, pool, _: client.stop_pool(pool),
-        label="End the pool",
         footer="",
         cli="pools stop {pool}",
         usage="POOL",

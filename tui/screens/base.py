@@ -194,7 +194,7 @@ class Base(Screen[None]):
             values: Mapping[str, str] | None = {}
             if verb.fields:
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
-                title = f"{verb.name.capitalize()} {whom}" + (f" on {self.far}" if self.far else "")
+                title = f"{verb.label} {whom}" + (f" on {self.far}" if self.far else "")
                 ask = AskDialog(
                     title,
                     verb.fields,
@@ -279,7 +279,7 @@ class Base(Screen[None]):
             return True
         if self.client is not self.lorad.client:
             raise Conflict("Another box is shown by now: nothing is done.", hint="")
-        return await self.app.push_screen_wait(Confirm(verb.name.capitalize(), lost, self.far))
+        return await self.app.push_screen_wait(Confirm(verb.label, lost, self.far))
 
     async def do_typed(self, verb: VerbAction, targets: Sequence[str], values: Mapping[str, str]) -> None:
         """Do what was typed in a line, whatever is chosen here; its result stays as that of a key does."""
