@@ -43,7 +43,6 @@ HEAVY = (
     "lorad.engines",
     "lorad.pool",
     "lorad.rl.loss",
-    "lorad.rl.user.autograd",
     "lorad.rl.value_loss",
     "lorad.rl.template_child",
 )

@@ -137,28 +137,6 @@ def test_a_fork_is_paused_resumed_and_stopped(done: lorad.Run) -> None:
 
 
 @pytest.mark.system
-def test_a_wait_outlives_a_killed_daemon(box: lorad.Lorad, at_work: lorad.Run) -> None:
-    step = at_work.details.step
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(at_work.wait, until=f"step>={step + 20}", timeout=90)
-        os.kill(box.status.pid, signal.SIGKILL)
-        assert waiting.result().step >= step + 20
-
-
-def test_a_timeout_changes_nothing(at_work: lorad.Run) -> None:
-    with pytest.raises(lorad.TimedOut, match=r"at-work is running at step .* of 100000 after 0.1 seconds"):
-        at_work.wait(timeout=0.1)
-    assert issubclass(lorad.TimedOut, TimeoutError) and at_work.state == "running"
-
-
-def test_nobody_answers_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(lorad.DaemonUnreachable) as raised:
-        lorad.connect(tmp_path, start=False)
-    assert raised.value.exit_code == 5 and "lorad.connect(start=True)" in raised.value.hint
-    assert not answers(tmp_path / "lorad.sock")
-
-
-@pytest.mark.system
 def test_a_sweep_runs_each_point(box: lorad.Lorad, done: lorad.Run) -> None:
     sweep = box.sweep(SPEC, {"seed": range(2)}, name="grid", trainer={"steps": 1}, eval={"every": 0})
     assert {run.reason for run in sweep.wait(timeout=90).runs} == {"completed"}
@@ -166,6 +144,13 @@ def test_a_sweep_runs_each_point(box: lorad.Lorad, done: lorad.Run) -> None:
     assert box.get_sweep("grid").runs[0].spec["trainer"]["steps"] == 1
     with pytest.raises(lorad.NotFound, match="no sweep gird"):
         box.get_sweep("gird")
+
+
+def test_nobody_answers_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(lorad.DaemonUnreachable) as raised:
+        lorad.connect(tmp_path, start=False)
+    assert raised.value.exit_code == 5 and "lorad.connect(start=True)" in raised.value.hint
+    assert not answers(tmp_path / "lorad.sock")
 
 
 # -- async ---------------------------------------------------------------------------------------------------
@@ -184,6 +169,22 @@ async def test_many_wait_at_once(made: World, done: lorad.Run) -> None:
     run = lorad.AsyncRun(done)
     found = await asyncio.gather(*(run.wait(until="step>=4") for _ in range(50)))
     assert {one.step for one in found} == {4}
+
+
+# -- beside a run that works ---------------------------------------------------------------------------------
+@pytest.mark.system
+def test_a_wait_outlives_a_killed_daemon(box: lorad.Lorad, at_work: lorad.Run) -> None:
+    step = at_work.details.step
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(at_work.wait, until=f"step>={step + 10}", timeout=90)
+        os.kill(box.status.pid, signal.SIGKILL)
+        assert waiting.result().step >= step + 10
+
+
+def test_a_timeout_changes_nothing(at_work: lorad.Run) -> None:
+    with pytest.raises(lorad.TimedOut, match=r"at-work is running at step .* of 100000 after 0.1 seconds"):
+        at_work.wait(timeout=0.1)
+    assert issubclass(lorad.TimedOut, TimeoutError) and at_work.state == "running"
 
 
 async def test_a_cancelled_wait_leaves_no_thread(at_work: lorad.Run) -> None:

@@ -1,8 +1,6 @@
 """Runs whose samples are episodes of several turns, from the command line to what is kept of them."""
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +17,9 @@ lora: {rank: 8, alpha: 16}
 algorithm: {group_size: 4, epochs: 2, minibatches: 2}
 data: {train: lookup, prompts_per_step: 4}
 env: {name: lookup, turns: 3}
-trainer: {lr: 2.0e-3, steps: 8}
+trainer: {lr: 2.0e-3, steps: 5}
 rollout: {max_new_tokens: 12}
-eval: {every: 4, problems: 16}
+eval: {every: 5, problems: 16}
 checkpoint: {every: 2}
 """
 MINE = """
@@ -90,7 +88,7 @@ def calm() -> Iterator[tuple[World, dict[str, Any]]]:
 
 def test_episodes_are_kept_turn_by_turn(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
-    samples = made.client.samples("calm", step=8)
+    samples = made.client.samples("calm", step=5)
     assert {len(sample.turns) for sample in samples} >= {2, 3}
     for sample in samples:
         assert sample.end in ("done", "length", "turns")
@@ -106,7 +104,7 @@ def test_episodes_are_kept_turn_by_turn(calm: tuple[World, dict[str, Any]]) -> N
 
 def test_one_sample_is_shown_as_a_transcript(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
-    shown = made.lorad("samples", "calm", "--step", 8, "--sample", 1).stdout
+    shown = made.lorad("samples", "calm", "--step", 5, "--sample", 1).stdout
     assert "turn 1" in shown and "observation 1" in shown and "reward 2" in shown
 
 
@@ -123,7 +121,7 @@ def test_eval_plays_what_the_run_has_played(calm: tuple[World, dict[str, Any]]) 
 
 def test_replay_finds_what_differs(calm: tuple[World, dict[str, Any]]) -> None:
     made, _ = calm
-    assert "16 episodes of step 8 played again, 0 differ" in made.lorad("replay", "calm").stderr
+    assert "16 episodes of step 5 played again, 0 differ" in made.lorad("replay", "calm").stderr
     made.run("replayed", "env.name=envs.py:Hangs", "trainer.steps=1", text=SPEC)
     (made.root / "envs.py").write_text(
         MINE.replace("self.inner.step(turn)", "self.inner.step(turn) and None")
@@ -160,8 +158,7 @@ def test_killed_and_resumed_equals_undisturbed(calm: tuple[World, dict[str, Any]
     made, expected = calm
     name = f"killed-{victim}"
     made.lorad("run", made.spec(SPEC), "--name", name, "--detach")
-    made.reached(name, 3)
-    os.kill(made.pid(name, victim), signal.SIGKILL)
+    made.strike(name, victim, 2)
     assert made.over(name).reason == "lost"
     made.lorad("resume", name, "--wait")
     assert made.facts(name) == expected
@@ -171,7 +168,7 @@ def test_killed_environments_change_nothing(calm: tuple[World, dict[str, Any]]) 
     made, expected = calm
     made.lorad("run", made.spec(SPEC), "--name", "struck", "--detach")
     driver, struck = psutil.Process(made.pid("struck", "driver")), 0
-    for step in (1, 3, 5):
+    for step in (1, 2, 3):
         made.reached("struck", step)
         for process in driver.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

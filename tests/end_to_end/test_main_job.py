@@ -28,7 +28,8 @@ VERSION_KEYS = {
 @pytest.fixture(scope="module")
 def demo() -> Iterator[tuple[World, Any]]:
     with world() as made:
-        yield made, made.json("run", REPOSITORY / "examples" / "demo.yaml", "--name", "demo", "--wait")
+        example = REPOSITORY / "examples" / "demo.yaml"
+        yield made, made.json("run", example, "eval.every=30", "--name", "demo", "--wait")
 
 
 def test_demo_lifts_held_out_exact_match(demo: tuple[World, Any]) -> None:
@@ -77,7 +78,8 @@ def test_scripts_wait_for_runs_and_figures(demo: tuple[World, Any]) -> None:
     assert "eval>2 was never true: eval was 0.9" in missed
     assert "'eval=>2' is no condition" in made.lorad("wait", "demo", "--metric", "eval=>2", expect=2).stderr
     made.lorad("wait", "nobody", expect=3)
-    made.lorad("run", REPOSITORY / "examples" / "demo.yaml", "--name", "long", "-d", "trainer.steps=9000")
+    keys = ("trainer.steps=9000", "eval.every=0")
+    made.lorad("run", REPOSITORY / "examples" / "demo.yaml", "--name", "long", "-d", *keys)
     late = made.lorad("wait", "long", "--metric", "step>=8000", "--timeout", "1s", expect=1).stderr
     made.lorad("kill", "long", "--wait")
     assert "long is" in late and "of 9000 after" in late

@@ -87,7 +87,6 @@ def test_dropping_groups_without_variance_changes_cost_only(made: World, kl: str
     often = (
         "algorithm.minibatches=4",
         "trainer.weight_decay=0.1",
-        "trainer.steps=4",
         f"algorithm.kl.coef={kl}",
     )
     names = {x: f"drop-{x}-{kl}" for x in ("true", "false")}
@@ -214,7 +213,7 @@ def test_generating_during_a_run_changes_nothing(made: World) -> None:
 
 def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
     # it is not over when it is killed
-    overrides = ("trainer.steps=40", "checkpoint.every=2", "checkpoint.keep=40")
+    overrides = ("trainer.steps=16", "checkpoint.every=2", "checkpoint.keep=16")
     made.run("straight", *overrides, text=QUICK)
     made.lorad("run", made.spec(QUICK), *overrides, "--name", "bent", "--detach")
     for step in (3, 5):

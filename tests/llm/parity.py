@@ -24,7 +24,7 @@ from tests.trainers.real.start import started
 
 RANK, STD = 16, 0.02  # of the adapter: as far from the base as some dozens of steps go
 RATE, STEPS = 8e-4, 3
-CHATS = 2  # with three answers each
+CHATS, SAMPLES = 2, 4  # with three answers each; sampled of each
 SIZES: Mapping[str, Mapping[str, Any]] = {"fsdp": {"dp": 2}, "megatron": {"dp": 2}}
 
 Numbers = dict[str, float]  # the largest difference of each kind, in nats unless it says otherwise
@@ -64,9 +64,9 @@ async def of_trainer(backend: str, base: Path, work: Path, chats: int = CHATS, s
     return numbers
 
 
-async def of_engine(kind: str, base: Path, work: Path) -> Numbers:
+async def of_engine(kind: str, base: Path, work: Path, chats: int = CHATS, samples: int = SAMPLES) -> Numbers:
     """Compare scores of the base and an adapter, and log-probabilities of what both sample side by side."""
-    adapter, of = an_adapter(base, work / "adapter"), additions("train", CHATS)
+    adapter, of = an_adapter(base, work / "adapter"), additions("train", chats)
     batch = answered(base, of)
     models = {BASE: reference_model(base), "a@1": reference_model(base, adapter)}
     async with opened_engine(kind, base, work) as engine:
@@ -78,16 +78,17 @@ async def of_engine(kind: str, base: Path, work: Path) -> Numbers:
             numbers["base" if name == BASE else "adapter"] = _apart(await engine.score(name, batch), expected)
         how = Sampling(max_new_tokens=16, temperature=1.0, stream=False)
         prompts = [
-            Prompt(f"p{i}", prompt_tokens(base, each), np.arange(4, dtype=np.uint64))
+            Prompt(f"p{i}", prompt_tokens(base, each), np.arange(samples, dtype=np.uint64))
             for i, each in enumerate(of)
         ]
         made = await asyncio.gather(*(complete(engine, name, prompts, how, name) for name in models))
         apart = []
-        for samples, model in zip(made, models.values(), strict=True):
+        for completed, model in zip(made, models.values(), strict=True):
             groups = [
-                (p.tokens, [np.array(samples[p.id, i][0], np.int32) for i in range(4)]) for p in prompts
+                (p.tokens, [np.array(completed[p.id, i][0], np.int32) for i in range(samples)])
+                for p in prompts
             ]
-            said = np.concatenate([samples[p.id, i][1] for p in prompts for i in range(4)])
+            said = np.concatenate([completed[p.id, i][1] for p in prompts for i in range(samples)])
             apart.append(_apart(said, reference_logprobs(model, Batch.of(groups)).detach().numpy()))
         numbers["samples of both, mixed"] = max(apart)
     return numbers

@@ -1,11 +1,12 @@
 """`python -m tests.loggers.lives LOGGER DIRECTORY KILLS SEED`: a follower that is killed again and again.
 
 The journal of DIRECTORY grows between its lives, cut at any byte. Each life is a fork that a thread kills
-with SIGKILL at a random moment; the last one is left alone. Prints how many were killed.
+with SIGKILL at a random moment; the last one is left alone. Prints how many were killed, and what they wrote.
 `--once LOGGER DIRECTORY` is one life that nobody kills.
 """
 
 import importlib
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from lorad.loggers.choose import LoggerChoice, make
 from lorad.loggers.cursor import CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.logger import LoggedRun
+from tests.loggers.readers import READERS
 
 BORN = 1000.0
 SECONDS = {"tensorboard": 0.04, "mlflow": 0.8, "wandb": 1.5}  # that a life may take, at most, before its kill
@@ -98,7 +100,7 @@ def main() -> None:
         killed += os.WIFSIGNALED(status)
     (directory / "grown.jsonl").write_bytes(whole)
     assert life(name, directory, 0.0, is_over=True) == 0
-    print(killed)
+    print(json.dumps([killed, READERS[name](directory)]))
 
 
 if __name__ == "__main__":

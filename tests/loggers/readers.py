@@ -82,6 +82,7 @@ def _joined(segments: Iterable[tuple[int, list[tuple[str, int, float]]]]) -> Poi
     return points
 
 
+READERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+
 if __name__ == "__main__":
-    read = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}[sys.argv[1]]
-    print(json.dumps(read(Path(sys.argv[2]))))
+    print(json.dumps(READERS[sys.argv[1]](Path(sys.argv[2]))))

@@ -65,8 +65,9 @@ def check(name: str, directory: Path, kills: int, seed: int) -> int:
     """Kill it, read it back, compare: the number of those that died."""
     journal = directory / "journal.jsonl"
     write_journal(journal, random.Random(seed))
-    killed = int(run("tests.loggers.lives", name, str(directory), str(kills), str(seed)).split()[-1])
-    read = json.loads(run("tests.loggers.readers", name, str(directory)).splitlines()[-1])
+    lines = run("tests.loggers.lives", name, str(directory), str(kills), str(seed)).splitlines()
+    killed: int
+    killed, read = json.loads(lines[-1])
     wanted = expected(journal)
     assert {name: set(steps) for name, steps in read.items()} == {n: set(s) for n, s in wanted.items()}
     for name, steps in wanted.items():
@@ -75,7 +76,7 @@ def check(name: str, directory: Path, kills: int, seed: int) -> int:
     return killed
 
 
-@pytest.mark.parametrize("name,kills", [("tensorboard", 15), ("mlflow", 3), ("wandb", 2)])
+@pytest.mark.parametrize("name,kills", [("tensorboard", 10), ("mlflow", 3), ("wandb", 2)])
 def test_killed_logger_leaves_the_lineage(name: str, kills: int, tmp_path: Path) -> None:
     pytest.importorskip(name)
     assert check(name, tmp_path, kills, seed=1) > 0

@@ -1,11 +1,15 @@
-"""Losses in torch for `algorithm.loss`: their derivative by autograd."""
+"""Losses in torch for `algorithm.loss`: their derivative by autograd.
+
+Torch is imported by the process of such a loss alone. The processes of an advantage in the same file and of a
+loss in numpy do without, which saves each of them seconds.
+"""
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from lorad.errors import LoradError
 
@@ -29,6 +33,8 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
 
     @functools.wraps(loss)
     def derived(**arguments: Any) -> tuple[float | None, np.ndarray]:
+        import torch
+
         tensors = {
             name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
             for name, value in arguments.items()
@@ -43,4 +49,5 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
         (derivative,) = torch.autograd.grad(value.reshape(()), logprobs)
         return (None if stops else value.item()), derivative.numpy()
 
+    derived.prepare = functools.partial(importlib.import_module, "torch")  # type: ignore[attr-defined]
     return derived

@@ -21,10 +21,10 @@ model: {path: base}
 lora: {rank: 8, alpha: 16}
 algorithm: {group_size: 8}
 reward: {name: regex, pattern: "^[0-9]"}
-data: {train: sort, eval: sort, prompts_per_step: 8}
+data: {train: sort, eval: sort, prompts_per_step: 4}
 trainer: {backend: fsdp, lr: 1.0e-2, steps: 10}
 rollout: {backend: transformers, max_new_tokens: 4}
-eval: {every: 10, problems: 64}
+eval: {every: 10, problems: 32}
 checkpoint: {every: 2}
 """
 
@@ -46,7 +46,8 @@ def test_qwen3_5_learns_attested_without_a_server(calm: tuple[World, dict[str, A
     assert before < 0.2 < 0.6 < after
 
 
-@pytest.mark.parametrize("victim", ["driver", pytest.param("pool", marks=pytest.mark.long)])
+@pytest.mark.long  # test_fused_and_builtin.py kills a pool of this base; CI kills drivers of others
+@pytest.mark.parametrize("victim", ["driver", "pool"])
 def test_killed_and_resumed_equals_undisturbed(calm: tuple[World, dict[str, Any]], victim: str) -> None:
     made, expected = calm
     name = f"killed-{victim}"
@@ -75,7 +76,7 @@ def test_peft_computes_what_trainer_and_engine_did(
     tokenizer = AutoTokenizer.from_pretrained(base)
     steps = made.client.steps("calm")
     assert max(step.metrics["logprob_difference_max"] or 0.0 for step in steps) < 1e-4
-    for sample in made.client.samples("calm", step=10)[::8]:
+    for sample in made.client.samples("calm", step=10)[::4]:
         prompt = tokenizer(sample.prompt)["input_ids"]
         assert sample.version == "calm@9"
         assert np.abs(logprobs(model, prompt, sample.tokens) - sample.logprobs).max() < 1e-4
