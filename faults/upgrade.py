@@ -27,6 +27,8 @@ from typing import Any
 from faults.newer_daemon import KILLS, NAME
 from lorad.errors import DaemonUnreachable
 from lorad.migrations import MIGRATIONS
+from tests.kit.warm.client import question
+from tests.kit.warm.processes import Forked, is_warm
 from tests.kit.world import REPOSITORY, World, world
 
 OLD, NEW = ("-m", "lorad.daemon"), ("-m", "faults.newer_daemon")
@@ -35,9 +37,18 @@ lora: {rank: 4}
 algorithm: {group_size: 2}
 data: {train: sort, prompts_per_step: 2}
 trainer: {steps: 100000}
+reward: {name: "slow.py:score", workers: 1}
 rollout: {max_new_tokens: 6}
 eval: {every: 0}
 checkpoint: {every: 1000}
+"""
+# Runs go on all the while; they need not be quick. Rewards differ, so that each step makes a version.
+SLOW = """
+import itertools, time
+numbers = itertools.count()
+def score(completion):
+    time.sleep(0.1)
+    return float(next(numbers) % 2)
 """
 
 
@@ -53,7 +64,11 @@ class Upgrade:
         self.known: dict[str, Any] = {}
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
-        with open(self.made.root / "daemon.out", "ab") as out:
+        """Start a daemon: a fork of the warm process, where there is one."""
+        with open(self.made.root / "daemon.out", "ab") as out, open(os.devnull, "rb") as nothing:
+            if is_warm():
+                asked = question([*argv], self.env, "/") | {"detached": True}
+                return Forked(asked, [nothing.fileno(), out.fileno(), out.fileno()])
             return subprocess.Popen(
                 [sys.executable, *argv], env=self.env, cwd="/", stderr=out, start_new_session=True
             )
@@ -76,6 +91,7 @@ class Upgrade:
     def begin(self) -> None:
         """Runs at work under the daemon of today."""
         self.start(*OLD)
+        (self.made.root / "slow.py").write_text(SLOW)
         for name in self.names:
             self.client.run(SPEC, source=name, cwd=str(self.made.root), overrides=[], name=name)
         for name in self.names:

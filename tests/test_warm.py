@@ -11,6 +11,8 @@ import pytest
 from lorad.box.paths import AttemptDir
 from lorad.children.identity import start_time
 from lorad.daemon.process.processes import Processes
+from lorad.daemon.process.users import user_of
+from tests.kit.passable import why_not
 from tests.kit.warm.processes import WarmProcesses, is_warm
 from tests.kit.warm.ranks import interpreter
 from tests.kit.world import COLD, world
@@ -41,6 +43,31 @@ def test_signals_are_those_of_an_interpreter(tmp_path: Path) -> None:
     expected = signals_of(Processes(), cold)
     assert b"SigIgn" in expected
     assert signals_of(WarmProcesses(), warm) == expected
+
+
+RIGHTS = """
+import os
+kinds = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Umask:")
+print(*(line.split() for line in open("/proc/self/status") if line.startswith(kinds)), sep="\\n")
+fds = sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2))
+print(os.stat("/proc/self/fd").st_uid, sorted(os.environ), os.getcwd(), [os.path.basename(fd) for fd in fds])
+"""
+
+
+def rights_of(processes: Processes, root: Path) -> str:
+    """Return what a program of another user may do that a shim has started."""
+    attempt = AttemptDir(root / "attempts" / "0001")
+    processes.start(attempt, [sys.executable, "-c", RIGHTS], {"SAID": "1"}, Path("/"), user=user_of(4001))
+    with world(COLD) as waiting:
+        waiting.until(lambda: not processes.inspect(attempt).is_up, "the program is over")
+    return attempt.log.read_text()
+
+
+@pytest.mark.skipif(not is_warm() or bool(why_not()), reason="needs root, and a warm process")
+def test_another_user_gets_no_more_rights(tmp_path: Path) -> None:
+    expected = rights_of(Processes(), tmp_path / "cold")
+    assert "'Uid:', '4001', '4001', '4001', '4001'" in expected and "['NoNewPrivs:', '1']" in expected
+    assert rights_of(WarmProcesses(), tmp_path / "warm") == expected
 
 
 RANK = """

@@ -14,12 +14,15 @@ from lorad.client.overrides import changed
 from tests.kit.pty_kit import Terminal
 from tests.kit.world import SMALL, World, world
 
-LONG = SMALL.replace("steps: 6", "steps: 400")
+# Slow, and little to do: it goes on beside what is typed.
+LONG = SMALL.replace("steps: 6", "steps: 400") + "reward: {name: 'slow.py:score', workers: 1}\n"
+SLOW = "import time\ndef score(completion):\n    time.sleep(0.02)\n    return 0.0\n"
 
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[World]:
     with world() as it:
+        (it.root / "slow.py").write_text(SLOW)
         yield it
 
 
@@ -137,7 +140,8 @@ def test_pause_resume_stop_kill_and_rm(made: World) -> None:
 def test_exclusive_run_waits_and_says_why(made: World) -> None:
     made.lorad("run", made.spec(LONG), "--name", "first", "--detach")
     made.reached("first", 1)
-    made.lorad("run", made.spec(), "resources.exclusive=true", "--name", "second", "--detach")
+    alone = ("trainer.steps=1", "resources.exclusive=true")
+    made.lorad("run", made.spec(), *alone, "--name", "second", "--detach")
     waiting = made.until(lambda: made.client.show("second").waiting, "second says why it waits")
     assert "first" in waiting and made.client.show("second").state == "queued"
     made.lorad("kill", "first", "--wait")

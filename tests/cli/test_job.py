@@ -16,10 +16,13 @@ pytestmark = pytest.mark.system
 SPEC = """
 name: job
 model: {path: builtin:tiny}
+algorithm: {group_size: 2}
 data: {train: sort, prompts_per_step: 2}
+rollout: {max_new_tokens: 4}
 reward: exact_match
+eval: {every: 0}
 checkpoint: {every: 2}
-trainer: {steps: 4000}
+trainer: {steps: 40000}
 """
 COMMAND = [sys.executable, "-m", "lorad", "job"]
 
@@ -75,7 +78,8 @@ def test_a_job_ends_with_its_run(spec: Path, home: Path) -> None:
     assert of_home(home) == []
 
 
-def test_sigterm_pauses_and_the_same_command_resumes(spec: Path, home: Path) -> None:
+def test_a_paused_and_killed_job_is_resumed(spec: Path, home: Path) -> None:
+    """By the same command; neither leaves anything."""
     with begun(spec) as job:
         read_until(job, "step 3/")
         job.send_signal(signal.SIGTERM)
@@ -84,7 +88,12 @@ def test_sigterm_pauses_and_the_same_command_resumes(spec: Path, home: Path) -> 
     with begun(spec, "trainer.steps=6") as job:
         assert "trainer.steps is 6 in" in read_until(job, "job is resumed")
         read_until(job, "step ")
-        job.send_signal(signal.SIGTERM)
+        os.killpg(job.pid, signal.SIGKILL)
+    until(lambda: of_home(home) == [])
+    with begun(spec) as job:
+        read_until(job, "job is resumed")
+        read_until(job, "step ")
+        job.terminate()
         read_until(job, "is paused at step")
 
 
@@ -107,18 +116,6 @@ def test_sigterm_while_it_starts_is_no_crash(spec: Path, home: Path) -> None:
         said = job.communicate(timeout=30)[1]
     assert job.returncode == 143 and "Traceback" not in said
     until(lambda: of_home(home) == [])
-
-
-def test_a_killed_job_leaves_nothing_and_continues(spec: Path, home: Path) -> None:
-    with begun(spec) as job:
-        read_until(job, "step 4/")
-        os.killpg(job.pid, signal.SIGKILL)
-    until(lambda: of_home(home) == [])
-    with begun(spec) as job:
-        read_until(job, "job is resumed")
-        read_until(job, "step ")
-        job.terminate()
-        read_until(job, "is paused")
 
 
 def test_a_home_with_a_daemon_is_refused(spec: Path, home: Path) -> None:

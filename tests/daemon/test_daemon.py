@@ -264,7 +264,14 @@ def test_wrong_tokens_file_is_reported_until_fixed() -> None:
         assert "needs the name of a run" in made.lorad("logs", expect=2).stderr
 
 
-OLDER = "import lorad; lorad.__version__ = '0.0.9'; from lorad.daemon.__main__ import main; main()"
+OLDER = """
+import lorad
+lorad.__version__ = "0.0.9"
+from lorad.daemon.__main__ import main
+from tests.kit.warm.processes import keep_warm
+keep_warm()
+main()
+"""
 
 
 @pytest.mark.system

@@ -1,6 +1,7 @@
 """A run that a test drives, in this process or in one that it kills, in a real pool."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
 from lorad.spec.model import to_json
 from lorad.spec.text import load_spec
 from tests.kit.pool_kit import Running, until
+from tests.kit.warm.client import question
+from tests.kit.warm.processes import Forked, is_warm
 
 SPEC = """
 seed: 3
@@ -32,6 +35,16 @@ eval: {every: 4, problems: 4}
 checkpoint: {every: 3, keep: 2}
 """
 FIGURES = ("reward", "loss", "entropy", "grad_norm", "lr", "logprob_difference", "staleness", "updates")
+
+
+def start_driver(attempt: Path, cwd: Path) -> subprocess.Popen[bytes]:
+    """Start a driver: a fork of the warm process, where there is one, with its own pid."""
+    argv = ["-m", "lorad.driver", str(attempt)]
+    if not is_warm():
+        return subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=cwd)
+    with open(os.devnull, "r+b") as nothing:
+        asked = question(argv, dict(os.environ), str(cwd))
+        return Forked(asked, [nothing.fileno(), nothing.fileno(), 2])
 
 
 class Driven:
@@ -65,9 +78,7 @@ class Driven:
         """
         directory = self.run.attempt(self.next().attempt).root
         write_params(directory, self.params)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL
-        )
+        child = start_driver(directory, Path.cwd())
         until(lambda: any(r.step >= step for r in self.facts("step")) or child.poll() is not None)
         child.send_signal(blow)
         return child.wait()

@@ -180,7 +180,7 @@ def runs(pool: tuple[Running, Path]) -> Iterator[tuple[Driven, Driven]]:
     running, home = pool
     how = (
         *(*FORGETS, "rollout.max_staleness=1", "algorithm.minibatches=2"),
-        *("trainer.steps=4", "checkpoint.every=2", "eval.every=4"),
+        *("trainer.steps=3", "checkpoint.every=1", "eval.every=3"),
     )
     calm, resumed = (Driven(running, home, name, *how) for name in ("calm", "resumed"))
     assert calm.drive().reason == "completed"

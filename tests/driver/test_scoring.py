@@ -32,7 +32,7 @@ def slow(completion):
     time.sleep(0.05)
     return {"length": len(completion), "one": 1}
 """
-SHORT = ("eval.every=2", "eval.problems=4", "trainer.steps=4", "checkpoint.every=2")
+SHORT = ("eval.every=2", "eval.problems=4", "trainer.steps=2", "checkpoint.every=2")
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,14 @@ def test_math_without_its_package_says_so(bare: Path, home: Path) -> None:
     assert "reward.python" in refused.value.hint
 
 
+@pytest.fixture(scope="module")
+def math(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rewarder]:
+    """What takes a second to import."""
+    pytest.importorskip("math_verify")
+    with Rewarder([RewardSpec(name="math", workers=1)], tmp_path_factory.mktemp("math")) as rewarder:
+        yield rewarder
+
+
 @pytest.mark.system(but=["so \\\\boxed{\\\\frac{1}{2}}-0.5-1.0"])
 @pytest.mark.parametrize(
     ("completion", "answer", "value"),
@@ -186,10 +194,8 @@ def test_math_without_its_package_says_so(bare: Path, home: Path) -> None:
         ("it is 73", "so 70 + 2 #### 72", 0.0),
     ],
 )
-def test_math_compares_values(completion: str, answer: str, value: float, home: Path) -> None:
-    pytest.importorskip("math_verify")
-    with Rewarder([RewardSpec(name="math", workers=1)], home) as rewarder:
-        assert rewarder.score([RewardInput("", completion, answer, "stop")])[0].value == value
+def test_math_compares_values(completion: str, answer: str, value: float, math: Rewarder) -> None:
+    assert math.score([RewardInput("", completion, answer, "stop")])[0].value == value
 
 
 MIXTURE = "data.train={one.jsonl: 3, two.jsonl: 1}"
@@ -201,9 +207,10 @@ def test_killed_mixture_resumes_where_it_was(running: Running, home: Path) -> No
         rows = [{"prompt": f"S:{name[0]}{i}=", "answer": str(i)} for i in range(count)]
         (home / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     (home / "which.py").write_text("def score(prompt): return float(prompt[2] == 'o')")
-    both = [Driven(running, home, name, MIXTURE, "reward=which.py:score") for name in ("calm", "killed")]
+    how = (MIXTURE, "reward=which.py:score", "trainer.steps=4", "checkpoint.every=2")
+    both = [Driven(running, home, name, *how) for name in ("calm", "killed")]
     assert both[0].drive().reason == "completed"
-    assert both[1].struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert both[1].struck(3, signal.SIGKILL) == -signal.SIGKILL
     assert both[1].drive().reason == "completed"
     assert both[0].outcome() == both[1].outcome()
     fact = both[1].facts("step")[-1].data

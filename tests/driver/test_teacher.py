@@ -73,7 +73,7 @@ def test_log_probabilities_equal_its_own_pools(
 
 @pytest.mark.system
 def test_student_follows_another_model(running: Running, model: Path, tmp_path: Path) -> None:
-    more = ("trainer.steps=12", "data.prompts_per_step=16", "eval.problems=64", "eval.every=12")
+    more = ("trainer.steps=12", "data.prompts_per_step=16", "eval.every=0")
     run = Driven(running, tmp_path, "student", *distill(model, *more))
     assert run.drive().reason == "completed"
     kl = [record.data["metrics"]["kl"] for record in run.facts("step")]
@@ -85,11 +85,12 @@ def test_student_follows_another_model(running: Running, model: Path, tmp_path: 
 def test_kill_changes_nothing_under_a_teacher(
     running: Running, model: Path, reference: Reference, tmp_path: Path
 ) -> None:
-    calm, killed = (Driven(running, tmp_path, name, *distill(model)) for name in ("calm", "killed"))
+    few = ("trainer.steps=4", "checkpoint.every=2")
+    calm, killed = (Driven(running, tmp_path, name, *distill(model, *few)) for name in ("calm", "killed"))
     for run in (calm, killed):
         run.params = replace(run.params, reference=reference)
     assert calm.drive().reason == "completed"
-    assert killed.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert killed.struck(3, signal.SIGKILL) == -signal.SIGKILL
     assert killed.drive().reason == "completed"
     assert killed.outcome() == calm.outcome()
     files = [path for path in killed.run.checkpoints.rglob("*") if path.is_file()]
@@ -120,9 +121,9 @@ def test_pool_without_teacher_ends_the_run(model: Path, tmp_path: Path) -> None:
 def test_plain_run_is_the_same_beside_a_teacher(running: Running, tmp_path: Path) -> None:
     """A pool with a teacher takes runs without one, and gives them the same bits."""
     (tmp_path / "pool").mkdir()
-    beside = Driven(running, tmp_path, "beside")
+    beside = Driven(running, tmp_path, "beside", "trainer.steps=2")
     assert beside.drive().reason == "completed"
     with running_pool(tmp_path / "pool", deterministic=True) as plain:
-        alone = Driven(plain, tmp_path, "alone")
+        alone = Driven(plain, tmp_path, "alone", "trainer.steps=2")
         assert alone.drive().reason == "completed"
     assert beside.outcome() == alone.outcome()

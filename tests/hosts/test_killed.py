@@ -23,7 +23,9 @@ pytestmark = pytest.mark.system
 VICTIMS = ("master", "sshd's child", "daemon")
 
 
-@pytest.fixture(params=VICTIMS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.long if name == "sshd's child" else ()) for name in VICTIMS]
+)
 def victim(request: pytest.FixtureRequest, box: Box) -> str:
     """What is killed. The box's daemon runs, and the line is open."""
     if request.param == "sshd's child" and not box.is_real:

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from lorad.protocol.listener import answers
 from tests.hosts.conftest import Box, box_by, sshd_on_loopback
 from tests.kit.passable import PASSABLE, why_not
+from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import COLD, REPOSITORY
 
 pytestmark = pytest.mark.system
@@ -52,7 +52,7 @@ def shared() -> Iterator[tuple[Box, pwd.struct_passwd]]:
             directory.chmod(0o711)
         box.far.home.root.mkdir()
         daemon = subprocess.Popen(
-            [*PASSABLE, sys.executable, "-m", "lorad.daemon", "--system"],
+            [*PASSABLE, *WARM, "-m", "lorad.daemon", "--system"],
             env=os.environ | {"LORAD_HOME": str(box.far.home.root)},
             cwd=REPOSITORY,
         )

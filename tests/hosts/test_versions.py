@@ -11,7 +11,13 @@ import pytest
 from tests.hosts.conftest import Box
 from tests.kit.world import REPOSITORY
 
-pytestmark = pytest.mark.system
+pytestmark = [
+    pytest.mark.system,
+    # what is asked and answered over the line is the same by both
+    pytest.mark.parametrize(
+        "box", ["fake", pytest.param("sshd", marks=pytest.mark.long)], indirect=True, scope="module"
+    ),
+]
 NEWER = """
 def _of_later(db):
     db.conn.execute("ALTER TABLE runs ADD COLUMN colour TEXT NOT NULL DEFAULT 'green'")
@@ -30,7 +36,8 @@ def versions(box: Box) -> Iterator[Box]:
     """`later` has another version and schema, and `other` another protocol as well; both daemons run."""
     for number, name in ((2, "later"), (3, "other")):
         tree = box.here / name
-        shutil.copytree(REPOSITORY / "lorad", tree / "lorad", ignore=shutil.ignore_patterns("__pycache__"))
+        half_written = shutil.ignore_patterns("*.pyc.*")  # what Python has compiled of it goes along
+        shutil.copytree(REPOSITORY / "lorad", tree / "lorad", ignore=half_written)
         _changed(tree / "lorad/__init__.py", "^__version__ = .*", f'__version__ = "{number}.0.0"')
         with (tree / "lorad/migrations/__init__.py").open("a") as file:
             file.write(NEWER)

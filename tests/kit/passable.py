@@ -16,7 +16,9 @@ from tests.kit.warm.client import PLACE
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
-PASSABLE = [sys.executable, "-m", "tests.kit.passable"]
+_CLOSED = closed_part(Path(sys.executable).resolve())
+# nothing where the interpreter is everybody's, as a distribution's is
+PASSABLE = [] if _CLOSED is None else [sys.executable, "-m", "tests.kit.passable"]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,8 +26,7 @@ def why_not() -> str:
     """Why other users cannot be tried here; "" where they can."""
     if os.geteuid() != 0:
         return "needs root: it runs processes of other users"
-    tried = subprocess.run([*PASSABLE, "true"], capture_output=True)
-    if tried.returncode:
+    if PASSABLE and subprocess.run([*PASSABLE, "true"], capture_output=True).returncode:
         return "needs a mount namespace: this Python is in a directory that is closed to other users"
     return ""
 
@@ -35,17 +36,16 @@ def make_passable() -> None:
 
     Raises OSError where that is not permitted.
     """
-    base = Path(sys.base_prefix).resolve()
-    closed = closed_part(Path(sys.executable).resolve())
-    if closed is None:
+    if _CLOSED is None:
         return
+    base = Path(sys.base_prefix).resolve()
     os.environ.pop(PLACE, None)  # what the warm process forks does not have this namespace
     checked(_libc.unshare(CLONE_NEWNS))
     mount(None, Path("/"), MS_REC | MS_PRIVATE)
     aside = Path(tempfile.mkdtemp())
     try:
         mount(base, aside, MS_BIND | MS_REC)
-        checked(_libc.mount(b"none", os.fsencode(closed), b"tmpfs", 0, b"mode=0755"))
+        checked(_libc.mount(b"none", os.fsencode(_CLOSED), b"tmpfs", 0, b"mode=0755"))
         base.mkdir(parents=True)
         mount(aside, base, MS_BIND | MS_REC)
     finally:

@@ -12,10 +12,10 @@ import pytest
 
 
 def killed_at_every_statement(
-    work: Callable[[Path], object], directory: Path, most: int = 10**6
+    work: Callable[[Path], object], directory: Path, most: int = 10**6, every: int = 1
 ) -> list[Path]:
     """Runs `work(path)` in forked children, each with a path of its own: the n-th is killed before its n-th
-    statement.
+    statement. every: only of each so many statements.
 
     The paths of those killed. The first child that ends by itself must have succeeded; or `most` children
     were killed.
@@ -29,7 +29,7 @@ def killed_at_every_statement(
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            _work_and_die(work, path, len(killed))
+            _work_and_die(work, path, len(killed) * every)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0, f"the work failed in {path}"

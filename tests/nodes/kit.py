@@ -20,6 +20,7 @@ from lorad.nodes.remote import Node
 from lorad.protocol.nodes import AgentStart, GrantedNode, NodesSetup
 from lorad.protocol.pool_setup import RanksSetup
 from lorad.trainers.ranks.remote import RanksSettings, RemoteTrainer
+from tests.kit.warm.processes import Forked, is_warm
 from tests.trainers.real.start import setup_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,12 +43,15 @@ class Agents:
         own = self.short / name
         own.mkdir(exist_ok=True)
         flags = ["--life", LIFE, "--address", address, "--lease", str(self.lease), "--name", name]
-        process = self.processes[name] = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lorad.nodes.agent", *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"TMPDIR": str(own), "PYTHONPATH": str(ROOT)},
-        )
+        argv = ["-P", "-m", "lorad.nodes.agent", *flags]
+        env = os.environ | {"TMPDIR": str(own), "PYTHONPATH": str(ROOT)}
+        if is_warm():
+            process: subprocess.Popen[bytes] = Forked.with_pipes(argv, env)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+            )
+        self.processes[name] = process
         self._all.append(process)
         start = AgentStart(certificate=self.credentials.pem, devices=tuple(devices))
         assert process.stdin is not None

@@ -27,6 +27,7 @@ from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, Los
 from lorad.protocol.pool_setup import RanksSetup, ServerSetup
 from lorad.protocol.status import PoolInfo
 from tests.kit.pool_kit import OPEN, config_of, generate, learn, publish, running_pool, until
+from tests.kit.warm.ranks import interpreter
 from tests.nodes.kit import ROOT
 
 TWO = tuple(StaticNode(name=f"h{place}", address=f"127.0.0.{place}") for place in (1, 2))
@@ -38,7 +39,9 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def setup(**changes: Any) -> NodesSetup:
-    return msgspec.structs.replace(NodesSetup(nodes=2, hosts=TWO, lease=10.0), **changes)
+    """Two nodes whose agents are forks of the warm process, where there is one."""
+    python = interpreter(sys.executable)
+    return msgspec.structs.replace(NodesSetup(nodes=2, hosts=TWO, lease=10.0, python=python), **changes)
 
 
 def status(directory: Path) -> GrantStatus:
@@ -152,7 +155,9 @@ def nvmlDeviceGetMemoryInfo(handle): return Memory
 
 @pytest.fixture
 def unlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StaticNode, ...]]:
-    """Nodes with stand-ins for GPUs, of 24 and of 80 GiB; the UUIDs of these end so."""
+    """Nodes with stand-ins for GPUs, of 24 and of 80 GiB; the UUIDs of these end so. What agents import is
+    theirs: they are no forks.
+    """
     (tmp_path / "pynvml.py").write_text(_NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     gpus = {gib: f"GPU-{uuid.uuid4()}-{gib}" for gib in (24, 80)}
@@ -166,7 +171,7 @@ def unlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
 
 @pytest.mark.system
 async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
-    asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30)
+    asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30, python="")
     async with taken(asked, "p", tmp_path, tmp_path) as grant:
         (node,) = grant.hosts
         assert node.name == "h2" and node.granted.memory == (80 << 30,)
@@ -176,7 +181,7 @@ async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[Stati
 async def test_too_few_large_nodes_are_refused(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
     words = r"1 of 2 nodes are free; h1: GPU .*-24 has 24\.0 GiB, and the pool needs 32\.0 GiB of each"
     with pytest.raises(SpecError, match=words):
-        await _take(setup(devices=1, hosts=unlike, memory=32 << 30), tmp_path)
+        await _take(setup(devices=1, hosts=unlike, memory=32 << 30, python=""), tmp_path)
     assert status(tmp_path).state == "refused"
 
 
@@ -232,7 +237,8 @@ async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -
 
 @pytest.mark.system
 def test_a_pool_trains_over_nodes(tmp_path: Path) -> None:
-    changes = {"nodes": setup(), "ranks": RanksSetup(dp=2), "trainer": "fsdp", "mode": "resident"}
+    ranks = RanksSetup(dp=2, python=interpreter(sys.executable))
+    changes = {"nodes": setup(), "ranks": ranks, "trainer": "fsdp", "mode": "resident"}
     with running_pool(tmp_path, **changes) as running, running.connect("a") as driver:
         driver.call("open", OPEN)
         learn(driver)
@@ -285,7 +291,7 @@ def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> Non
     changes = {
         "mode": "split",
         "trainer": "fsdp",
-        "ranks": RanksSetup(),
+        "ranks": RanksSetup(python=interpreter(sys.executable)),
         "server": server,
         "engine_class": "tests.kit.fakes.stub_engine:StubEngine",
     }

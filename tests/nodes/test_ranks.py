@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -18,9 +20,15 @@ from lorad.nodes.remote import Node
 from lorad.trainers.base import Policy
 from lorad.trainers.ranks.remote import RemoteTrainer
 from tests.kit.fakes.rank_kit import LOSS, SPEC, WAITS, batch, targets
+from tests.kit.warm.ranks import interpreter
 from tests.nodes.kit import Agents, nodes, tiny_trainer
 
 shared = pytest.mark.asyncio(loop_scope="module")
+
+
+async def forked(root: Path, hosts: Sequence[Node], **changes: Any) -> RemoteTrainer:
+    """Ranks that are forks of the warm process, where there is one."""
+    return await tiny_trainer(root, hosts, python=interpreter(sys.executable), **changes)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -31,7 +39,7 @@ async def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def over(root: Path) -> AsyncIterator[tuple[RemoteTrainer, list[Node]]]:
     async with nodes(root) as (_, hosts):
-        trainer = await tiny_trainer(root, hosts)
+        trainer = await forked(root, hosts)
         yield trainer, hosts
         await trainer.shut_down()
 
@@ -138,7 +146,7 @@ async def waits(root: Path) -> None:
 @pytest.mark.parametrize("victim", ["rank", "launcher", "guard", "agent"])
 async def test_a_death_on_one_node_ends_all(tmp_path: Path, victim: str) -> None:
     async with nodes(tmp_path) as (agents, hosts):
-        trainer = await tiny_trainer(tmp_path, hosts)
+        trainer = await forked(tmp_path, hosts)
         first, second = ranks_of(agents, "h1"), ranks_of(agents, "h2")
         waiting = asyncio.create_task(trainer.logprobs(Policy(), batch(WAITS)))
         await waits(tmp_path)
@@ -191,7 +199,7 @@ async def test_other_weights_on_one_node_are_refused(tmp_path: Path, monkeypatch
 async def test_settings_are_refused_from_a_node(tmp_path: Path) -> None:
     async with nodes(tmp_path) as (agents, hosts):
         with pytest.raises(SpecError, match="colour is none of this backend's") as refused:
-            await tiny_trainer(tmp_path, hosts, args={"colour": "red"})
+            await forked(tmp_path, hosts, args={"colour": "red"})
         assert refused.value.hint == "Leave it out."
         with pytest.raises(PoolLost, match=r"exited with code 127.*h\d: lorad: cannot start /no/python"):
             await tiny_trainer(tmp_path, hosts, python="/no/python")
@@ -211,6 +219,6 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 async def test_ranks_meet_over_ipv6(tmp_path: Path) -> None:
     async with nodes(tmp_path, addresses=("::1", "::1")) as (_, hosts):
-        trainer = await tiny_trainer(tmp_path, hosts)
+        trainer = await forked(tmp_path, hosts)
         assert len(await trainer.base_checksum()) == 64
         await trainer.shut_down()

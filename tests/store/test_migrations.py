@@ -8,7 +8,6 @@ import random
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,11 @@ from lorad.store.record import KEYS
 from tests.kit.journals import begin, new_run, records_of, step, whole_run
 from tests.kit.migrations import extended, m9998_colours
 from tests.kit.sqlite_kill import killed_at_every_statement
+from tests.kit.warm.processes import CLIENT
 
 KNOWN = [migration.name for migration in MIGRATIONS._migrations]
+
+EVERY = [3, pytest.param(1, marks=pytest.mark.long)]  # statements from one kill to the next
 
 OPEN_AND_ADD_A_RUN = """
 import sys
@@ -206,7 +208,7 @@ def test_schema_is_made_under_the_lock(path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.system
 def test_concurrent_first_opens_all_succeed(path: Path) -> None:
-    command = [sys.executable, "-c", OPEN_AND_ADD_A_RUN, str(path)]
+    command = [*CLIENT, "-c", OPEN_AND_ADD_A_RUN, str(path)]
     children = [
         subprocess.Popen(
             [*command, f"run-{n}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -227,12 +229,17 @@ def test_concurrent_first_opens_all_succeed(path: Path) -> None:
 
 
 @pytest.mark.system
-def test_kill_9_during_first_start_is_harmless(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", EVERY)
+def test_kill_9_during_first_start_is_harmless(tmp_path: Path, every: int) -> None:
     new = Store(tmp_path / "new.db")
     expected = schema_of(new)
     new.close()
-    killed = killed_at_every_statement(lambda directory: Store(directory / "lorad.db"), tmp_path)
-    assert len(killed) > 30
+
+    def start(directory: Path) -> None:
+        Store(directory / "lorad.db")
+
+    killed = killed_at_every_statement(start, tmp_path, every=every)
+    assert len(killed) > 30 / every
     for directory in killed:
         store = Store(directory / "lorad.db")
         assert schema_of(store) == expected
@@ -241,7 +248,10 @@ def test_kill_9_during_first_start_is_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_kill_9_during_an_upgrade_keeps_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", EVERY)
+def test_kill_9_during_an_upgrade_keeps_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
     with_rows(tmp_path / "old.db")
     store = Store(tmp_path / "old.db")
     before = rows_of(store)
@@ -252,7 +262,7 @@ def test_kill_9_during_an_upgrade_keeps_rows(tmp_path: Path, monkeypatch: pytest
         shutil.copy(tmp_path / "old.db", directory / "lorad.db")
         Store(directory / "lorad.db")
 
-    for directory in killed_at_every_statement(upgrade, tmp_path):
+    for directory in killed_at_every_statement(upgrade, tmp_path, every=every):
         store = Store(directory / "lorad.db")
         assert colours_of(store) == {"green"}
         assert rows_of(store) == before

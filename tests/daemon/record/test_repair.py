@@ -242,7 +242,11 @@ def test_a_home_with_a_daemon_is_not_repaired(home: Path, monkeypatch: pytest.Mo
 @pytest.mark.system
 def test_doctor_repairs_database_under_a_working_run(home: Path) -> None:
     with world() as made:
-        made.lorad("run", made.spec(), "trainer.steps=40", "--name", "r", "--detach")
+        (made.root / "slow.py").write_text(
+            "import time\ndef score(completion):\n    time.sleep(0.05)\n    return 0.0\n"
+        )
+        keys = ("reward={name: slow.py:score, workers: 1}", "trainer.steps=10")
+        made.lorad("run", made.spec(), *keys, "--name", "r", "--detach")
         made.reached("r", 2)
         assert "works with the database" in made.lorad("doctor", "--repair", expect=1).stderr
         made.lorad("daemon", "stop")

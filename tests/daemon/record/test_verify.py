@@ -140,7 +140,7 @@ def test_pipes_in_place_of_files_hold_up_nobody(made: World) -> None:
         os.mkfifo(file)
         try:
             assert client.verify("a").problems or file.name in ("spec.json", "rng.safetensors")
-            for fresh in (True, False):
+            for fresh in (False,) if file.parent == run.checkpoint(2, 1) else (True, False):
                 with contextlib.suppress(IntegrityError, StorageError, SpecError, NotFound):
                     client.fork("a@2", name=f"f{number}-{fresh}", overrides=[], steps=3, fresh=fresh)
             assert client.show("a").state == "ended"

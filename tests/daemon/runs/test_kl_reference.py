@@ -72,7 +72,7 @@ def told(made: World, run: str) -> list[tuple[str, str, str]]:
 def test_a_reference_outlives_its_run_and_a_kill() -> None:
     with world() as made:
         made.run("a", "trainer.steps=2", "lora.rank=8")
-        pulled = ("algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=10", "trainer.schedule=cosine")
+        pulled = ("algorithm.kl={coef: 0.3, reference: a@2}", "trainer.steps=5", "trainer.schedule=cosine")
         made.run("calm", *pulled)
         made.client.run(
             (made.root / "a.yaml").read_text(),
@@ -83,7 +83,7 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         )
         made.client.remove("a")
         pids = [made.pid("killed", role) for role in ("driver", "pool")]
-        made.reached("killed", 3)
+        made.reached("killed", 2)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         assert made.over("killed").reason == "lost"
@@ -94,7 +94,7 @@ def test_a_reference_outlives_its_run_and_a_kill() -> None:
         shutil.rmtree(Path(made.client.show("calm").directory) / "reference")
         assert (
             "reference"
-            in made.lorad("resume", "calm", "trainer.min_lr=1e-5", "--steps", "11", "--wait", expect=2).stderr
+            in made.lorad("resume", "calm", "trainer.min_lr=1e-5", "--steps", "6", "--wait", expect=2).stderr
         )
 
 

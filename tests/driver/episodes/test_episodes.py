@@ -1,8 +1,6 @@
 """Episodes ahead of training: each is of one version from its first turn to its last, whatever is killed."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ from lorad.daemon.record.audit import audit
 from lorad.driver.sample import make, plan
 from lorad.errors import LoradError
 from lorad.protocol.driver_params import write_params
-from tests.driver.driven import Driven
+from tests.driver.driven import Driven, start_driver
 from tests.kit.pool_kit import Running, running_pool, swapped, until
 
 HOW = (
-    *("data.train=lookup", "env={name: 'envs.py:Waits', turns: 3}", "rollout.max_staleness=2"),
-    *("trainer.steps=6", "checkpoint.every=2", "eval.every=2", "lora.dropout=0"),
+    *("data.train=lookup", "env={name: 'envs.py:Waits', turns: 3, workers: 2}", "rollout.max_staleness=2"),
+    *("trainer.steps=4", "checkpoint.every=2", "eval.every=2", "lora.dropout=0"),
 )
 SLEEP = "86397.5"  # seconds of a process that nothing may leave behind
 ENVS = f"""
@@ -74,7 +72,7 @@ def samples(run: Driven, step: int) -> list[dict[str, Any]]:
 
 def test_episodes_are_as_old_as_the_lag(calm: Driven) -> None:
     steps = calm.facts("step")
-    assert [r.data["metrics"]["staleness"] for r in steps] == [0, 1, 2, 2, 2, 2]
+    assert [r.data["metrics"]["staleness"] for r in steps] == [0, 1, 2, 2]
     for step, fact in enumerate(steps, 1):
         assert {s["version"] for s in samples(calm, step)} == {f"calm@{fact.data['version']}"}
         assert max(len(s["turns"]) for s in samples(calm, step)) > 1
@@ -97,19 +95,17 @@ def test_killed_in_mid_turn_equals_undisturbed(
 ) -> None:
     (tmp_path / "envs.py").write_text(ENVS)
     run = Driven(running, tmp_path, "killed", *HOW)
-    (tmp_path / "wait").write_text(samples(calm, 5)[0]["prompt"])
+    (tmp_path / "wait").write_text(samples(calm, 4)[0]["prompt"])
     directory = run.run.attempt(run.next().attempt).root
     write_params(directory, run.params)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "lorad.driver", str(directory)], stdout=subprocess.DEVNULL, cwd=tmp_path
-    )
+    child = start_driver(directory, tmp_path)
     until(lambda: (tmp_path / "waited").exists() and len(run.facts("checkpoint")) > 0)
     assert len(left_behind(tmp_path)) >= 2
     child.send_signal(signal.SIGKILL)
     child.wait()
     until(lambda: not left_behind(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert len(run.facts("step")) < 6 and run.drive().reason == "completed"
+    assert len(run.facts("step")) < 4 and run.drive().reason == "completed"
     assert run.outcome() == calm.outcome()
 
 
@@ -138,9 +134,9 @@ def test_evals_share_no_environment_with_training(
     assert alone.drive().reason == "completed"
     (tmp_path / "noted").unlink()
     both = Driven(running, tmp_path, "both", *how, "eval.every=1")
-    assert both.drive().reason == "completed" and len(both.facts("eval")) == 7
+    assert both.drive().reason == "completed" and len(both.facts("eval")) == 5
     assert both.outcome() | {"evals": []} == alone.outcome() | {"evals": []}
-    trained = {line["task"]["row"]["prompt"] for step in range(1, 7) for line in samples(both, step)}
+    trained = {line["task"]["row"]["prompt"] for step in range(1, 5) for line in samples(both, step)}
     noted = [line.split() for line in (tmp_path / "noted").read_text().splitlines()]
     training = {pid for pid, prompt in noted if prompt in trained}
     others = {pid for pid, prompt in noted if prompt not in trained}

@@ -32,15 +32,15 @@ class Later(Lookup):
         return super().reset(row | {"prompt": f"R:{time.time_ns()}="}, seed)
 """
 TRAIN: dict[str, Any] = {
-    "sums.jsonl": {"weight": 2, "reward": "reward.py:score"},
-    "store.jsonl": {"env": {"name": "lookup", "turns": 3}},
+    "sums.jsonl": {"weight": 2, "reward": {"name": "reward.py:score", "workers": 1}},
+    "store.jsonl": {"env": {"name": "lookup", "turns": 3, "workers": 1}},
     "plain.jsonl": 1,
 }
 PLAIN = "data.chat_template=never"
 CAREFUL = (
     "algorithm.dynamic_sampling={max_batches: 3}",
     "data.difficulty={easy: 0.9, hard: 0.05, keep_easy: 0.5, keep_hard: 0.5}",
-    "trainer.steps=6",
+    "trainer.steps=4",
     "checkpoint.every=2",
 )
 

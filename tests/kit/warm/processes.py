@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, cast
 
 from msgspec.structs import replace
 
 from lorad.box.paths import Home
 from lorad.children.ask import under_guard
+from lorad.daemon.process import enter
 from lorad.daemon.process.processes import Processes
 from tests.kit.warm import client
-from tests.kit.warm.client import PLACE
+from tests.kit.warm.client import GROUP, PLACE
 from tests.kit.warm.ranks import interpreter
 
 MOST_ENDS = 100
@@ -61,6 +62,11 @@ class WarmProcesses(Processes):
         return True
 
 
+def enters(argv: Sequence[str]) -> bool:
+    """Whether a command becomes another user before it becomes the program."""
+    return list(argv[:4]) == [sys.executable, "-I", "-S", enter.__file__]
+
+
 def argv_of(root: Path) -> list[str]:
     """Read what the shim of an attempt is to start."""
     argv: list[str] = json.loads((root / "command.json").read_bytes())["argv"]
@@ -95,6 +101,9 @@ def keep_warm() -> None:
     have_warm_children()
 
     def warm_guarded(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
+        if enters(argv):  # the environment of another user, who does not reach the warm process
+            env = dict(env) | {name: os.environ[name] for name in (PLACE, GROUP) if name in os.environ}
+            return under_guard([*python(env), *argv[1:]], env, **options)
         is_python = argv[0] == sys.executable and "-I" not in argv
         return under_guard([*python(env), *argv[1:]] if is_python else argv, env, **options)
 
@@ -115,18 +124,25 @@ def keep_warm() -> None:
         setattr(place, name, value)
 
 
-class WarmDaemon(subprocess.Popen[bytes]):
-    """A daemon that was forked; it outlives this process."""
+class Forked(subprocess.Popen[bytes]):
+    """A fork of the warm process, by whose own pid it is signalled."""
 
-    def __init__(self, home: Home, log: IO[bytes], *, system: bool = False) -> None:
-        argv = ["-m", "lorad.daemon", *(["--system"] if system else [])]
-        environment = {name: value for name, value in os.environ.items() if name != "LORAD_ATTEMPT"}
-        asked = client.question(argv, environment | {"LORAD_HOME": str(home.root)}, "/") | {"detached": True}
-        with open(os.devnull, "r+b") as nothing:
-            fds = [nothing.fileno(), log.fileno(), log.fileno()]
-            self._connection, self.pid = client.ask(os.environ[PLACE], asked, argv, fds)
+    def __init__(self, asked: dict[str, object], fds: list[int]) -> None:
+        argv = self.args = cast("list[str]", asked["argv"])
+        self._connection, self.pid = client.ask(os.environ[PLACE], asked, argv, fds)
         self.returncode: int | None = None
-        self.args = argv
+        self.stdin = self.stdout = self.stderr = None
+
+    @classmethod
+    def with_pipes(cls, argv: Sequence[str], environment: Mapping[str, str]) -> "Forked":
+        """Start `python ARGV` with pipes for its input and output; it ends with this process."""
+        into, out = os.pipe(), os.pipe()
+        asked = client.question(list(argv), dict(environment), os.getcwd())
+        process = cls(asked, [into[0], out[1], 2])
+        for fd in (into[0], out[1]):
+            os.close(fd)
+        process.stdin, process.stdout = os.fdopen(into[1], "wb"), os.fdopen(out[0], "rb")
+        return process
 
     def poll(self) -> int | None:
         """Return the exit code, once there is one."""
@@ -138,16 +154,27 @@ class WarmDaemon(subprocess.Popen[bytes]):
         """Wait for the exit code. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not can_read(self._connection.fileno(), timeout):
-                raise subprocess.TimeoutExpired("lorad.daemon", timeout or 0.0)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self._take()
         assert self.returncode is not None
         return self.returncode
 
     def __del__(self) -> None:
-        """Leave the daemon alone."""
+        """Leave what is detached alone."""
         self._connection.close()
 
     def _take(self) -> None:
         ended = self._connection.recv(64)
         self.returncode = int(ended) if ended else 1
         self._connection.close()
+
+
+class WarmDaemon(Forked):
+    """A daemon that was forked; it outlives this process."""
+
+    def __init__(self, home: Home, log: IO[bytes], *, system: bool = False) -> None:
+        argv = ["-m", "lorad.daemon", *(["--system"] if system else [])]
+        environment = {name: value for name, value in os.environ.items() if name != "LORAD_ATTEMPT"}
+        asked = client.question(argv, environment | {"LORAD_HOME": str(home.root)}, "/") | {"detached": True}
+        with open(os.devnull, "r+b") as nothing:
+            super().__init__(asked, [nothing.fileno(), log.fileno(), log.fileno()])

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.kit.warm import client
 from tests.kit.warm.client import HEAVY_FILES, HEAVY_PLACE, NAMES, PLACE, TEMPLATES, WORKER
 
+AGENT = "lorad.nodes.agent"
 REPOSITORY = Path(__file__).parents[3]
 MEGATRON = "LORAD_MEGATRON_PYTHON"
 # what Megatron lacks on a machine without an accelerator
@@ -23,7 +24,7 @@ MEGATRON_MODULES = (
     *("megatron.bridge.peft.canonical_lora", "megatron.core.extensions.transformer_engine"),
 )
 SCRIPT = f"""#!/bin/sh
-case " $* " in *" {WORKER} "* | *" {NAMES} "* | *" {TEMPLATES} "* | *{HEAVY_FILES}" "*)
+case " $* " in *" {WORKER} "* | *" {NAMES} "* | *" {TEMPLATES} "* | *" {AGENT} "* | *{HEAVY_FILES}" "*)
     {PLACE}=%s exec %s -I -S %s "$@" ;;
 esac
 exec %s "$@"

@@ -9,6 +9,7 @@ process, and malloc and OpenMP were set up by it. `--only FD MODULE…` serves a
 
 import ast
 import atexit
+import ctypes
 import gc
 import os
 import runpy
@@ -25,12 +26,14 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import lorad
-from lorad.daemon.process import shim
+from lorad.daemon.process import enter, shim
 from lorad.protocol.structs import learn_structs
-from tests.kit.warm.client import GROUP, MESSAGE_BYTES, TEMPLATES, WORKER
-from tests.kit.warm.processes import keep_warm
+from tests.kit.warm.client import GROUP, MESSAGE_BYTES, PLACE, TEMPLATES, WORKER
+from tests.kit.warm.processes import enters, keep_warm
 
 HIDDEN = ("pandas",)  # see lorad/daemon/__main__.py
+PR_SET_DUMPABLE = 4
+UID = os.geteuid()  # of the warm process
 LIGHT = ("aiohttp.web", "rich.console")
 # what pools and workers of pytest import beside it, and the rooms and modules of lorad that are theirs
 HEAVY_PACKAGES = (
@@ -179,12 +182,14 @@ def begin_anew(environment: dict[str, str], cwd: str) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if group := environment.get(GROUP):
+    if (group := environment.get(GROUP)) and os.geteuid() == UID:  # else it is of the group already
         with open(f"{group}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    if (tempfile := sys.modules.get("tempfile")) is not None:
+        vars(tempfile)["tempdir"] = None  # where this one looks is in its own environment
     os.chdir(cwd)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
@@ -249,13 +254,21 @@ def run(argv: Sequence[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
+        if words[0] == enter.__file__:
+            os.execvpe = exec_or_run  # type: ignore[assignment]
         runpy.run_path(words[0], run_name="__main__")
 
 
 def exec_or_run(file: str, argv: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    """In place of os.execvpe in the fork of a shim: Python programs are run here, others executed."""
-    if file != sys.executable or "-I" in argv:
+    """In place of os.execvpe in the fork of a shim, and of what becomes another user: Python programs are run
+    here, others executed.
+    """
+    if file != sys.executable or ("-I" in argv and not enters(argv)):
         real_execvpe(file, list(argv), environment)
+    environment = dict(environment)
+    if os.geteuid() != UID:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # as exec does: what is in /proc is its user's
+        environment.pop(PLACE, None)  # which that user does not reach
     begin_anew(environment, os.getcwd())
     os._exit(ended_with(lambda: run(argv[1:])))
 

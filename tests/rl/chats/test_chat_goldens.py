@@ -36,7 +36,8 @@ def test_random_rows_are_as_in_transformers(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("rows", [50, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_many_random_rows_are_as_in_transformers(family: str, tmp_path: Path) -> None:
-    found = compare(family, 200, 42, tmp_path)
-    assert found["same"] > 100 and set(found) <= {"same", "refused by both", "cut at the turn"}
+def test_many_random_rows_are_as_in_transformers(family: str, rows: int, tmp_path: Path) -> None:
+    found = compare(family, rows, 42, tmp_path)
+    assert found["same"] > rows / 2 and set(found) <= {"same", "refused by both", "cut at the turn"}
