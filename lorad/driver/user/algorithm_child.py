@@ -77,7 +77,7 @@ def _load(setup: AlgorithmFunction) -> tuple[Callable[[bytes], AlgorithmAnswer],
             hint=f"It may name {', '.join(offered)}, and only what it uses of them.",
         )
 
-    if prepare := getattr(function, "prepare", None):
+    if prepare := getattr(function, "lorad_prepare", None):
         prepare()  # here, as its first call has a time limit
 
     def called(**arguments: Any) -> Any:

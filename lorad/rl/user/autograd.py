@@ -49,5 +49,5 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
         (derivative,) = torch.autograd.grad(value.reshape(()), logprobs)
         return (None if stops else value.item()), derivative.numpy()
 
-    derived.prepare = functools.partial(importlib.import_module, "torch")  # type: ignore[attr-defined]
+    derived.lorad_prepare = functools.partial(importlib.import_module, "torch")  # type: ignore[attr-defined]
     return derived
