@@ -23,7 +23,7 @@ from lorad.store.check import check
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.world import World, world
 
-STEPS = 10
+STEPS = 6
 SPEC = f"""
 algorithm: {{group_size: 2}}
 data: {{train: sort, prompts_per_step: 2}}

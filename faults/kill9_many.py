@@ -33,7 +33,7 @@ data: {{train: {task}, prompts_per_step: {prompts}}}
 trainer: {{lr: 2.0e-3, steps: {steps}, schedule: cosine}}
 rollout: {{max_new_tokens: 12}}
 eval: {{every: 0}}
-checkpoint: {{every: 4}}
+checkpoint: {{every: {saved}}}
 resources: {{restart: on-failure}}
 """
 ROUNDS = (("pool",), ("daemon", "pool"), ("driver",))
@@ -59,6 +59,7 @@ class Many:
             task=("sort", "reverse")[number % 2],
             prompts=(4, 6, 3)[number % 3],
             steps=self.steps,
+            saved=max(1, self.steps // 3),
         )
         return self.made.spec(text, f"{self.names[number]}.yaml")
 
@@ -80,7 +81,7 @@ class Many:
             self.start(number, "--detach")
         os.kill(pool, signal.SIGCONT)
         self.made.until(
-            lambda: all(run.step >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE
+            lambda: all(run.step >= KILL_AFTER for run in self.shown()), "all are mid-run", DEADLINE, 0.1
         )
         told = self.strike(victims, chance)
         self.finish()

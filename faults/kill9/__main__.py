@@ -1,6 +1,6 @@
 """Kill -9 of everything, at random instants of every phase and at exact points, under several runs.
 
-    python -m faults.kill9 --kills 200 [--seed 0] [--each 25] [--steps 14]
+    python -m faults.kill9 --kills 200 [--seed 0] [--each 25] [--steps 14] [--kinds calm ahead]
 
 Rounds of so many kills: in one home runs of different kinds work side by side, some in one pool. Victims are
 the daemon, drivers, pools, their shims, processes of environments and rewards, several of them, or
@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=25, help="kills in one home")
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of runs")
     parser.add_argument("--only", help="a part of the victims' names: env-host, reward, driver+pool")
     parser.add_argument("--tell", action="store_true", help="every kill, and every end of a run")
     options = parser.parse_args()
@@ -83,7 +84,7 @@ def main() -> int:
     cards = endless(random.Random(f"{options.seed}/deck"), options.only or "")
     number, found = 0, list[str]()
     with ThreadPoolExecutor() as beside:
-        calm = beside.submit(undisturbed, list(KINDS), options.steps)
+        calm = beside.submit(undisturbed, options.kinds, options.steps)
         while not found and (left := options.kills - tally.kills.total()) > 0:
             number += 1
             found = play(number, min(left, options.each), cards, calm.result, tally, options)
@@ -113,7 +114,7 @@ def play(
         random.Random(f"{options.seed}/{number}/{part}") for part in ("box", "crew", "striker", "witness")
     )
     box = Box(next(chances), tell=options.tell)
-    crew = Crew(box, list(KINDS), options.steps, next(chances))
+    crew = Crew(box, options.kinds, options.steps, next(chances))
     striker, witness = Striker(box, crew, chance := next(chances)), Witness(box, crew, next(chances))
     try:
         box.home.config.write_text(CONFIG)

@@ -24,7 +24,9 @@ class Fault:
         keeps: what of ALL may stay until `undo`: a node that is cut off still has it.
         loses_node: Ray has to be started on that node again, since it may hold it for dead.
         undo: what is needed before anything can end.
-        is_quick: it is among those that CI makes.
+        says: a word of the pool's reason.
+        is_quick: it is among those that CI makes: of a node and of Ray. Processes of lorad's on a node are
+            killed in tests/nodes/test_ranks.py, without Ray.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Fault:
     keeps: tuple[str, ...] = ()
     loses_node: bool = False
     undo: Callable[[Cluster, Host], object] | None = None
+    says: str = ""
     is_quick: bool = False
 
 
@@ -59,7 +62,7 @@ def _heal_late(host: Host) -> None:
 
 
 FAULTS = (
-    Fault("kill -9 of a rank", lambda _, node: send(node, RANK), is_quick=True),
+    Fault("kill -9 of a rank", lambda _, node: send(node, RANK)),
     Fault("kill -9 of a launcher", lambda _, node: send(node, LAUNCHER)),
     Fault("kill -9 of a guard", lambda _, node: send(node, GUARD)),
     Fault("kill -9 of an agent", lambda _, node: send(node, AGENT)),
@@ -82,6 +85,7 @@ FAULTS = (
         "power cut of a node",
         lambda _, node: node.cut(),
         undo=lambda _, node: node.boot(),
+        says="h2",
         loses_node=True,
         is_quick=True,
     ),

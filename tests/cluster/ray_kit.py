@@ -65,7 +65,8 @@ class Cluster:
         port = self.address.rpartition(":")[2]
         where = f"--node-ip-address={self.home.ip}"
         dashboard = [f"--include-dashboard={str(self._has_dashboard).lower()}", "--dashboard-host=0.0.0.0"]
-        self._start({self.home: ["--head", f"--port={port}", where, "--num-gpus=0", *dashboard, *more]})
+        head = ["--head", "--no-monitor", f"--port={port}", where, "--num-gpus=0"]
+        self._start({self.home: [*head, *dashboard, *more]})
 
     def join(self, nodes: Sequence[Host], *more: str) -> None:
         """Start Ray on these nodes, side by side."""
@@ -122,6 +123,7 @@ class Cluster:
 
     def _starting(self, host: Host, *arguments: str) -> subprocess.Popen[str]:
         common = [f"--object-store-memory={_STORE}", "--disable-usage-stats"]
+        common += ["--include-log-monitor=false"]  # nobody reads what it passes on
         env = {**os.environ, **self._env}
         with (self.work / f"ray-{host.name}.log").open("a") as log:
             return host.start(_ray(), "start", *arguments, *common, env=env, stdout=log, stderr=log)
@@ -233,13 +235,13 @@ class Head:
             if said["kind"] == kind and fields.items() <= said.items():
                 return said
 
-    def ended_after(self, began: float) -> Callable[[], float | None]:
-        """Return a function that says how long after `began` the pool knew; None: it never did."""
+    def ended_after(self, began: float) -> Callable[[], tuple[float, str] | None]:
+        """Return a function that says how long after `began` the pool knew, and why; None: it never did."""
 
-        def seconds() -> float | None:
+        def seconds() -> tuple[float, str] | None:
             self._process.send_signal(signal.SIGCONT)  # nsenter stops where its child does
             at, said = self._lines.get(timeout=PATIENCE)
-            return at - began if said else None
+            return (at - began, said["why"]) if said else None
 
         return seconds
 

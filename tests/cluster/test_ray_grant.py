@@ -1,45 +1,55 @@
 """What a grant says and does over a real Ray cluster, before anything fails."""
 
 import json
+from collections.abc import Iterator
+
+import pytest
 
 from tests.cluster.faults import send
 from tests.cluster.hosts import Host
-from tests.cluster.ray_kit import PATIENCE, Cluster, asked, granted, left_on, nothing_left_on
+from tests.cluster.ray_kit import PATIENCE, Cluster, Line, asked, granted, left_on, nothing_left_on
+
+GROUPS = (
+    "from ray.util import placement_group_table as table\n"
+    "said = [group['name'] for group in table().values() if group['state'] == 'CREATED']"
+)
 
 
-def test_two_nodes_are_granted_in_order(cluster: Cluster) -> None:
-    with granted(cluster, "alpha@1") as (_, nodes):
+class TestTwoGrants:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def second(cls, cluster: Cluster) -> Iterator[tuple[str, list[Line]]]:
+        """What a grant said while another had the nodes, and of the nodes that it has now."""
+        with granted(cluster, "first@1") as (first, _), asked(cluster, "beta@7") as second:
+            waiting = second.line()["words"]
+            first.close()
+            yield waiting, second.until("Granted")["nodes"]
+
+    @pytest.fixture
+    def nodes(self, second: tuple[str, list[Line]]) -> list[Line]:
+        return second[1]
+
+    def test_a_second_grant_says_what_is_lacking(self, second: tuple[str, list[Line]]) -> None:
+        assert second[0] == "2 x 2 GPUs: 3 nodes alive, 0 GPUs free"
+
+    def test_two_nodes_are_granted_in_order(self, cluster: Cluster, nodes: list[Line]) -> None:
         assert [node["node"] for node in nodes] == ["h1", "h2"]
         assert [node["ip"] for node in nodes] == [node.ip for node in cluster.nodes]
         assert [node["devices"] for node in nodes] == [["0", "1"], ["0", "1"]]
         assert len({node["boot_id"] for node in nodes}) == 2
         assert {node["certificate"] for node in nodes} == {"PEM of the pool"}
 
-
-def test_agents_get_nothing_secret(cluster: Cluster) -> None:
-    with granted(cluster, "clean@1") as (_, nodes):
+    def test_agents_get_nothing_secret(self, cluster: Cluster, nodes: list[Line]) -> None:
         assert cluster.token_file.read_text() not in json.dumps(nodes)
         assert {key for node in nodes for key in node["start"]} == {"certificate", "devices"}
         assert [
             name for node in nodes for name in node["environment"] if name.startswith(("RAY_", "CUDA_"))
         ] == []
 
-
-def test_the_group_is_named_by_its_life(cluster: Cluster) -> None:
-    code = (
-        "from ray.util import placement_group_table as table\n"
-        "said = [group['name'] for group in table().values() if group['state'] == 'CREATED']"
-    )
-    with granted(cluster, "beta@7"):
-        assert cluster.asked_of_ray(code) == ["lorad/beta@7"]
-    assert cluster.asked_of_ray(code) == []
-
-
-def test_a_second_grant_says_what_is_lacking(cluster: Cluster) -> None:
-    with granted(cluster, "first@1") as (first, _), asked(cluster, "second@1") as second:
-        assert second.line()["words"] == "2 x 2 GPUs: 3 nodes alive, 0 GPUs free"
-        first.close()
-        assert [node["node"] for node in second.until("Granted")["nodes"]] == ["h1", "h2"]
+    @pytest.mark.usefixtures("nodes")
+    def test_the_group_is_named_by_its_life(self, cluster: Cluster) -> None:
+        """It is gone with the grant: see `test_the_end_of_the_pool_ends_all`."""
+        assert cluster.asked_of_ray(GROUPS) == ["lorad/beta@7"]
 
 
 def test_what_no_node_has_is_waited_for(cluster: Cluster) -> None:
@@ -63,7 +73,7 @@ def test_a_labelled_node_is_granted(cluster: Cluster) -> None:
 
 def test_nodes_that_had_the_base_come_first(cluster: Cluster) -> None:
     first, second = cluster.nodes
-    for life, node in enumerate((first, second, second, first, first)):  # not as Ray chooses by itself
+    for life, node in enumerate((second, second, first)):  # not as Ray chooses by itself
         with granted(cluster, f"warm@{life}", nodes=1, warm=[node.ip]) as (_, (found,)):
             assert found["node"] == node.name
     with granted(cluster, "busy@1", nodes=1, warm=[second.ip]):
@@ -114,6 +124,7 @@ def test_the_end_of_the_pool_ends_all(cluster: Cluster, machines: list[Host]) ->
         assert len(left_on(machines)) == 7  # the grant; on two nodes an actor, an agent and its child
         grant.close()
         nothing_left_on(machines, seconds=5.0)
+    assert cluster.asked_of_ray(GROUPS) == []
 
 
 def test_a_grant_without_agents_ends_itself(cluster: Cluster, machines: list[Host]) -> None:

@@ -18,7 +18,7 @@ from lorad.engines.base import Engine
 from lorad.engines.remote.engine import RemoteEngine
 from tests.conformance import expert_adapters
 from tests.engines.real.own_names import OwnNames
-from tests.engines.real.places import KINDS, SHAPES, opened, python_of, variable
+from tests.engines.real.places import KINDS, OF_RUNS, SHAPES, opened, python_of, variable
 from tests.kit.fakes.random_adapters import Shapes
 
 HERE = Path(__file__).parent
@@ -78,7 +78,10 @@ async def mixture(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
     others = {leaf(name) for name in expert_adapters.SHAPES} - of_experts
     wanted = targets(expert_adapters.SHAPES, others, of_experts)
     async with opened(
-        kind, work / "moe", expert_adapters.MOE, targets=wanted, routes=kind == "sglang"
+        *(kind, work / "moe", expert_adapters.MOE),
+        env=OF_RUNS[kind],
+        targets=wanted,
+        routes=kind == "sglang",
     ) as server:
         yield server
 

@@ -53,8 +53,10 @@ ENVIRONMENT = {
     "vllm": {"PYTHONPATH": CPU["vllm"], "HF_TOKEN": SECRET},
 }
 OF_RUNS = {kind: environment | {"LORAD_FORKS": "1"} for kind, environment in ENVIRONMENT.items()}
-"""For whole runs, of which the server is a part: a server's processes are forks of its first one there, 18 to
-20 s of processor less. What tests ask directly is spawned, as users have it.
+"""A server's processes are forks of its first one: 18 to 20 s of processor less."""
+SHARED = {**OF_RUNS, "sglang": ENVIRONMENT["sglang"]}
+"""For what most tests ask: SGLang's is spawned, as users have it, and its `launch.py` is imported by each of
+its processes. What vLLM's processes import again is for a CPU alone.
 """
 
 
@@ -62,7 +64,7 @@ def setup_of(kind: str, *, max_rank: int = 16, context_length: int = 512) -> Ser
     """One server for adapters on every linear of builtin:tiny."""
     return ServerSetup(
         python=python_of(kind),
-        env=ENVIRONMENT[kind],
+        env=SHARED[kind],
         max_rank=max_rank,
         targets=tuple(sorted({module.rpartition(".")[2] for module in SHAPES})),
         context_length=context_length,
@@ -87,6 +89,11 @@ async def opened(
         yield engine
     finally:
         await engine.close()
+
+
+def url_of(server: RemoteEngine) -> str:
+    """Say in a spec that a run speaks with a server that is there: it starts none of its own."""
+    return f"rollout.url={server._fleet.servers[0].http.address}"
 
 
 async def busy(server: RemoteEngine, call: asyncio.Task[Any]) -> None:

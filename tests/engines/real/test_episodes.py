@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lorad.engines.remote.engine import RemoteEngine
 from lorad.records.runs import RunDetails
 from lorad.records.samples import Sample
 from tests.driver.episodes.test_door import AGENT, TEMPLATE
-from tests.engines.real.places import TINY
+from tests.engines.real.places import TINY, url_of
 from tests.engines.real.test_whole_run import configure
 from tests.kit.world import World, world
 
@@ -20,9 +21,9 @@ lora: {rank: 8, alpha: 16}
 algorithm: {group_size: 4}
 data: {train: lookup, prompts_per_step: 8}
 env: {name: lookup, turns: 3}
-trainer: {lr: 1.5e-3, steps: 4}
+trainer: {lr: 1.5e-3, steps: 2}
 rollout: {max_new_tokens: 12}
-eval: {every: 4, problems: 32}
+eval: {every: 2, problems: 16}
 checkpoint: {every: 2}
 """
 FREE = """
@@ -52,6 +53,8 @@ class Waits:
         pass
 """
 ONE_STEP = ("trainer.steps=1", "eval.every=0", "data.train=rows.jsonl", "deterministic=false")
+FITS = ("data.max_prompt_tokens=256", "rollout.temperature=0.9")
+"""What the server of all tests has room for; its log-probabilities are those of the temperature."""
 KINDS = ("grows", "forgets", "branches", "streams")
 RECIPE = Path(__file__).parents[3] / "examples" / "lookup.yaml"
 DELAYED = """
@@ -70,7 +73,7 @@ def finished(made: World, name: str, kind: str, spec: str, *overrides: str) -> R
 
 @pytest.fixture(scope="module")
 def made(kind: str) -> Iterator[World]:
-    """A world whose runs share a server, of a model with a chat template."""
+    """A world whose model has a chat template."""
     with world() as it:
         configure(it, kind)
         model = shutil.copytree(TINY, it.root / "model")
@@ -80,9 +83,12 @@ def made(kind: str) -> Iterator[World]:
         yield it
 
 
-def played(made: World, name: str, kind: str, *overrides: str) -> list[Sample]:
-    """A run whose samples are looked at: what the server says of them is what the trainer says."""
-    finished(made, name, kind, SPEC, f"model.path={made.root / 'model'}", *overrides)
+def played(made: World, name: str, kind: str, server: RemoteEngine, *overrides: str) -> list[Sample]:
+    """A run on the server of all tests, whose samples are looked at: what it says of them is what the trainer
+    says.
+    """
+    there = (f"model.path={made.root / 'model'}", url_of(server), *FITS)
+    finished(made, name, kind, SPEC, *there, *overrides)
     for step in made.client.steps(name):
         assert abs(step.metrics["logprob_difference"] or 0.0) < 0.02, step.metrics
     assert {version.attested for version in made.client.adapters(name)} == {"passed"}
@@ -94,28 +100,28 @@ def played(made: World, name: str, kind: str, *overrides: str) -> list[Sample]:
 
 # programs speak with both kinds in CI
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.long)], indirect=True)
-def test_server_reads_what_the_trainer_trains_on(made: World, kind: str) -> None:
-    samples = played(made, "looked", kind)
+def test_server_reads_what_the_trainer_trains_on(made: World, kind: str, server: RemoteEngine) -> None:
+    samples = played(made, "looked", kind, server)
     assert {len(sample.turns) for sample in samples} >= {2, 3}
-    assert "32 episodes of step 4 played again, 0 differ" in made.lorad("replay", "looked").stderr
+    assert "32 episodes of step 2 played again, 0 differ" in made.lorad("replay", "looked").stderr
 
 
 @pytest.mark.long
-def test_episodes_run_free_through_a_server(made: World, kind: str) -> None:
+def test_episodes_run_free_through_a_server(made: World, kind: str, server: RemoteEngine) -> None:
     """In lockstep nobody would reach a third turn while a first one waits for that."""
     rows = [json.dumps({"prompt": prompt, "answer": "-"}) for prompt in ("S:28=", "S:391=")]
     (made.root / "rows.jsonl").write_text("\n".join(rows))
     env = f"env={{name: 'envs.py:Waits', args: {{over: {made.root / 'over'}}}, turns: 3, workers: 9}}"
-    samples = played(made, "free", kind, *ONE_STEP, env, "data.prompts_per_step=2")
+    samples = played(made, "free", kind, server, *ONE_STEP, env, "data.prompts_per_step=2")
     assert [(len(sample.turns), sample.end) for sample in samples] == [(3, "done")] * 8
 
 
 @pytest.mark.parametrize("kind", [pytest.param("sglang", marks=pytest.mark.long), "vllm"], indirect=True)
-def test_programs_speak_with_a_server(made: World, kind: str) -> None:
+def test_programs_speak_with_a_server(made: World, kind: str, server: RemoteEngine) -> None:
     rows = [json.dumps({"prompt": kind, "answer": "-", "kind": kind}) for kind in KINDS]
     (made.root / "rows.jsonl").write_text("\n".join(rows))
     env = "env={name: 'agent.py:run', turns: 4, workers: 4}"
-    samples = played(made, "agents", kind, *ONE_STEP, env, "data.prompts_per_step=4")
+    samples = played(made, "agents", kind, server, *ONE_STEP, env, "data.prompts_per_step=4")
     assert {sample.version for sample in samples} == {"agents@0"} and len(samples) == 16
     for sample in samples:
         assert sample.task is not None
@@ -136,7 +142,7 @@ def test_samples_are_scored_while_others_are_sampled(kind: str) -> None:
         (made.root / "slow.py").write_text(DELAYED)
         spec = SPEC.replace("env: {name: lookup, turns: 3}\n", "").replace("lookup", "sort")
         finished(made, "scored", kind, spec, "reward=slow.py:slow", "eval.every=0")
-        assert [step.metrics["failed_rewards"] for step in made.client.steps("scored")] == [0.0] * 4
+        assert [step.metrics["failed_rewards"] for step in made.client.steps("scored")] == [0.0] * 2
 
 
 @pytest.mark.long

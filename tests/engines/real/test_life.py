@@ -36,7 +36,7 @@ def everybody(server: Server) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-# on SGLang, CI kills the server of a run: test_whole_run
+# on SGLang, CI kills the server of a run: tests/trainers/real/test_matrix
 @pytest.mark.parametrize("kind", [pytest.param("sglang", marks=pytest.mark.long), "vllm"], indirect=True)
 async def test_killed_server_returns_and_loses_no_sample(
     engine: Engine, server: RemoteEngine, shapes: Shapes

@@ -109,5 +109,5 @@ def test_a_run_replays_the_routes_of_its_server(kind: str, dtype: str) -> None:
         differ = max(step.metrics["routes_differ"] or 0.0 for step in steps)
         assert differ == 0 if dtype == "float32" else 0 < differ < 0.3
         attested = [version.attested for version in made.client.adapters("moe")]
-        assert len(attested) == 5 and set(attested) <= {"passed", "inconclusive"}
+        assert len(attested) == 3 and set(attested) <= {"passed", "inconclusive"}
         assert set(attested) == {"passed"} or dtype == "bfloat16"

@@ -14,9 +14,10 @@ PLACE = "LORAD_WARM"  # the variable that names the socket of the warm process
 GROUP = "LORAD_CPU_GROUP"  # the variable that names the control group of whoever asks, see cpu_seconds.py
 HEAVY_PLACE = ".torch"  # what follows it for the one that has torch
 WORKER = "lorad.trainers.ranks.worker"
-NAMES, TEMPLATES = "lorad.trainers.fsdp.names", "lorad.rl.template_child"
+NAMES = ("lorad.trainers.fsdp.names", "lorad.trainers.megatron.names")
+TEMPLATES = "lorad.rl.template_child"
 # words of command lines that need it
-HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial", WORKER, NAMES)
+HEAVY = ("lorad.pool", "-c", "lorad.backends.engine_trial", WORKER, *NAMES)
 HEAVY_FILES = "_rank.py"  # which some end with
 MESSAGE_BYTES = 1 << 20
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -23,8 +23,9 @@ MEGATRON_MODULES = (
     *(WORKER, "lorad.trainers.megatron.body", "megatron.bridge", "megatron.bridge.models.gpt_provider"),
     *("megatron.bridge.peft.canonical_lora", "megatron.core.extensions.transformer_engine"),
 )
+_FORKED = " | ".join(f'*" {module} "*' for module in (WORKER, *NAMES, TEMPLATES, AGENT))
 SCRIPT = f"""#!/bin/sh
-case " $* " in *" {WORKER} "* | *" {NAMES} "* | *" {TEMPLATES} "* | *" {AGENT} "* | *{HEAVY_FILES}" "*)
+case " $* " in {_FORKED} | *{HEAVY_FILES}" "*)
     {PLACE}=%s exec %s -I -S %s "$@" ;;
 esac
 exec %s "$@"

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import lorad
 from lorad.daemon.process import enter, shim
 from lorad.protocol.structs import learn_structs
-from tests.kit.warm.client import GROUP, MESSAGE_BYTES, PLACE, TEMPLATES, WORKER
+from tests.kit.warm.client import GROUP, MESSAGE_BYTES, NAMES, PLACE, TEMPLATES, WORKER
 from tests.kit.warm.processes import enters, keep_warm
 
 HIDDEN = ("pandas",)  # see lorad/daemon/__main__.py
@@ -246,7 +246,7 @@ def run(argv: Sequence[str]) -> None:
         if not safe:
             sys.path.insert(0, os.getcwd())
         sys.argv = words[1:]
-        if words[1].partition(".")[0] == "lorad" and words[1] != WORKER:
+        if words[1].partition(".")[0] == "lorad" and words[1] not in (WORKER, *NAMES):
             keep_warm()
         if words[1] == TEMPLATES:
             sys.modules |= stand_ins

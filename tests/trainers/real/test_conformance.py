@@ -133,7 +133,25 @@ class TestMegatronOneRank(Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
 
 
-class TestMegatronTensorParallel(Ranks, PolicySuite):
+class TestMegatronTensorParallel(Ranks, Numbers, Masks):
+    """What Megatron computes: numbers, gradients, steps and recomputed activations."""
+
+    backend, sizes = "megatron", {"tp": 2}
+
+
+@pytest.mark.long
+class TestLossesTensorParallel(Ranks, Losses, Labels):
+    """Losses are given log-probabilities of tokens, as on ranks of FSDP."""
+
+    backend, sizes = "megatron", {"tp": 2}
+
+
+@pytest.mark.long
+class TestSlotsTensorParallel(Ranks, Slots, Many, Checkpoints):
+    """Slots are those of every trainer with ranks: `TestFsdpTwoRanks`; in CI a checkpoint moves to these
+    ranks and away in test_gates.
+    """
+
     backend, sizes = "megatron", {"tp": 2}
 
 

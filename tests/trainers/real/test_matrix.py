@@ -1,7 +1,7 @@
 """Every trainer with every engine: a run learns, each version is attested, and the base stays as it was.
 
-`kill -9` of the trainer costs time only, and the checkpoint that is left can be continued by PEFT and any
-other trainer.
+`kill -9` of a server or of the trainer costs time only, and the checkpoint that is left can be continued by
+PEFT and any other trainer.
 """
 
 import json
@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lorad.models.directory import resolve
 from lorad.protocol.journal import read
 from lorad.rl.tasks import problem
+from tests.engines.real.test_whole_run import kill_server
 from tests.kit.world import World
 from tests.trainers.real.pairs import ENGINES, TRAINERS, configured, missing
 
 DENSE, MIXTURE = "builtin:tiny", "builtin:tiny-moe"
-# other runs in CI: with vLLM tests/engines/real/test_episodes, with FSDP test_moves, of a mixture test_routes
+# other runs in CI: with vLLM tests/engines/real/hybrids, with FSDP test_moves, of a mixture test_routes
 IN_CI = {("megatron", "sglang", DENSE)}
 CELLS = [
     pytest.param(
@@ -44,6 +45,7 @@ RANKS = {"builtin": 0, "fsdp": 2, "megatron": 2}  # processes of its own
 SIZES = {"builtin": (), "fsdp": ("trainer.dp=2",), "megatron": ("trainer.tp=2",)}
 OF_EXPERTS = {**SIZES, "megatron": ("trainer.dp=2", "trainer.ep=2")}
 STEPS, KILLED_AT = 10, 5  # with this seed and rate as much is learnt as with others in 16
+SERVER_KILLED_AT = 2
 LORA = ("--lora-rank", 8, "--target-modules", "all-linear")
 SPEC = f"""
 seed: 5
@@ -68,7 +70,11 @@ def test_every_pair_learns_resumes_and_exports(
     flags = (*LORA, "--trainer", trainer, "--rollout", engine)
     on = f"model.path={base}", *(OF_EXPERTS if base == MIXTURE else SIZES)[trainer]
     made.lorad("run", made.spec(SPEC), *on, *flags, "--name", "cell", "--detach")
+    if engine != "builtin":
+        reached(made, SERVER_KILLED_AT)
+        kill_server(made, "cell", engine)
     reached(made, KILLED_AT)
+    assert len(made.client.show("cell").attempts) == 1, "the loss of a server must not end the run"
     kill_trainer(made)
     assert made.over("cell").reason == "lost"
     made.lorad("resume", "cell", "--detach")
