@@ -24,5 +24,9 @@ class Base(Numbers, Slots, Many):
     """The rules that hang on how a base computes: of another base `make test` has these alone."""
 
 
-class Rest(Losses, Labels, Masks, Checkpoints, Critics):
+class Rest(Masks, Checkpoints, Critics):
     """The others, for `make test-system`."""
+
+
+class OfLosses(Losses, Labels):
+    """Those for which a base is log-probabilities alone: `long` where CI has them of another base."""

@@ -46,7 +46,7 @@ def graphed(models: Merger, captured: list[int] | None = None) -> DecodeBatch:
 def test_captured_steps_give_what_exact_ones_give(models: Merger) -> None:
     helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6), NEVER]
     batch = graphed(models)
-    work = [[call(held, [3, 2], stops=40) for held in helds] for _ in range(2)]
+    work = [[call(held, [3, 2], 12, stops=40) for held in helds] for _ in range(2)]
     assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
     assert isinstance(batch.stepper, GraphedSteps)
     assert {shape.rows for shape, _ in batch.stepper.graphs} > {2, 4}
@@ -59,7 +59,7 @@ def test_captured_step_follows_changed_row_owners(models: Merger, counts: tuple[
     batch = graphed(models)
     for many in ((4, 4), counts, (4, 4)):
         work = [
-            [call(held, [count], new=5) for held, count in zip(helds, many, strict=True)] for _ in range(2)
+            [call(held, [count], new=3) for held, count in zip(helds, many, strict=True)] for _ in range(2)
         ]
         assert same(finish(batch, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
 
@@ -82,7 +82,7 @@ def test_adapter_keeps_its_place_as_rows_end(models: Merger, monkeypatch: pytest
     captured: list[int] = []
     batch, seen = graphed(models, captured), []
     for _ in range(2):
-        finish(batch, call(version(models.base, 1), [9], stops=60))
+        finish(batch, call(version(models.base, 1), [9], 12, stops=60))
         seen.append(len(captured))
     assert seen[0] == seen[1] > 2
 
@@ -125,10 +125,10 @@ def test_lent_cache_comes_back_where_it_was(models: Merger) -> None:
 @pytest.mark.system
 def test_idle_rows_change_no_sample_near_the_limit(models: Merger) -> None:
     most = models.base.config.max_position_embeddings
-    start = tuple(4 + n % 60 for n in range(most - 21))
+    start = tuple(4 + n % 60 for n in range(most - 9))
     batch = graphed(models)
     for count in (4, 3):
-        work = [call(counts=[count], new=20, start=start) for _ in range(2)]
+        work = [call(counts=[count], new=8, start=start) for _ in range(2)]
         assert same(finish(batch, work[0]), finish(DecodeBatch(models, 64, ENOUGH), work[1]))
 
 

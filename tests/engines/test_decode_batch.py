@@ -195,7 +195,7 @@ def test_prefix_cache_evicts_within_its_budget(models: Merger, prefilled: list[i
 def test_long_row_survives_many_joining_short_rows(models: Merger) -> None:
     few = DecodeBatch(models, 256, 10_000 * bytes_per_token(models.base))
     long = tuple(4 + n % 60 for n in range(1000))
-    work = [[call(counts=[1], new=40, start=long), call(counts=[4] * 50, new=40)] for _ in range(2)]
+    work = [[call(counts=[1], new=40, start=long), call(counts=[4] * 30, new=20)] for _ in range(2)]
     few.join(work[0][0])
     few.run(0)
     made = [*finish(few, work[0][1]), *work[0][0].samples]

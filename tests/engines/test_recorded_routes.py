@@ -15,7 +15,7 @@ from lorad.models import experts, lora
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden
-from lorad.models.directory import linear_shapes, resolve
+from lorad.models.directory import linear_shapes
 from lorad.models.experts import Recording, route_shape
 from lorad.models.kv import bytes_per_token
 from lorad.models.loading import load_base
@@ -24,6 +24,7 @@ from lorad.models.merge import Merger
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
 from lorad.routes import is_unknown
 from tests.conformance.engine_suite import whole
+from tests.conformance.trainer_experts import write_mixture
 from tests.engines.test_captured_steps import capture
 from tests.engines.test_decode_batch import ENOUGH, NEVER, finish, same, version
 from tests.engines.test_decode_batch import call as unrouted
@@ -33,8 +34,9 @@ LONG = [4 + n % 60 for n in range(BLOCK + 9)]
 
 
 @pytest.fixture(scope="module")
-def models() -> Merger:
-    return Merger(load_base(resolve("builtin:tiny-moe"), torch.float32, torch.device("cpu")))
+def models(tmp_path_factory: pytest.TempPathFactory) -> Merger:
+    directory = write_mixture(tmp_path_factory.mktemp("moe"), max_position_embeddings=2048)
+    return Merger(load_base(directory, torch.float32, torch.device("cpu")))
 
 
 def asked(held: HeldLora, counts: Sequence[int], start: Sequence[int], new: int = 40) -> Call:
@@ -153,10 +155,10 @@ def graphs_of(batch: DecodeBatch) -> list[tuple[StepShape, object]]:
 def test_captured_steps_note_experts_of_each_token(models: Merger, graphed: DecodeBatch) -> None:
     batch = graphed
     held = attending(models.base)
-    assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7]) for each in (held, NEVER))))
+    assert_whole(models, chunks_of(batch, *(asked(each, [3, 2], [5, 9, 7], 10) for each in (held, NEVER))))
     assert {shape.routed for shape, _ in graphs_of(batch)} == {True}
     captured = len(graphs_of(batch))
-    assert same(*(finish(each, unrouted(held)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
+    assert same(*(finish(each, unrouted(held, new=6)) for each in (batch, DecodeBatch(models, 64, ENOUGH))))
     assert len(graphs_of(batch)) > captured  # steps that note nothing are others
 
 
@@ -165,7 +167,7 @@ def test_captured_steps_read_adapters_on_experts(models: Merger, graphed: Decode
     """One that is alone is read itself; of several there are copies."""
     helds = [version(models.base, 1, rank=2), version(models.base, 2, rank=6)]
     for mine in ([NEVER, *helds], helds, [helds[0]], [helds[1]], [helds[0]]):
-        work = [[unrouted(held, [3, 2], new=12) for held in mine] for _ in range(2)]
+        work = [[unrouted(held, [3, 2], new=4) for held in mine] for _ in range(2)]
         assert same(finish(graphed, *work[0]), finish(DecodeBatch(models, 64, ENOUGH), *work[1]))
     alone = [held.lora.number for held in helds if held.lora is not None]
     reads = [reads for _, reads in graphs_of(graphed)]

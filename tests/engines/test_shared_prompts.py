@@ -49,17 +49,22 @@ def mixed(models: Merger) -> list[Call]:
     """Two versions and the base; prompts of three lengths, one of them too short, one with one sample."""
     one, two = version(models.base, 1, rank=2), version(models.base, 2, rank=6)
     return [
-        call(one, [3, 1, 5], new=20, start=LONG, stops=12),
-        call(two, [2, 2], new=24, start=LONGER, stops=12),
-        call(NEVER, [4, 1], new=16, start=LONG[:40], stops=12),
+        call(one, [3, 1, 5], new=10, start=LONG, stops=12),
+        call(two, [2, 2], new=12, start=LONGER, stops=12),
+        call(NEVER, [4, 1], new=8, start=LONG[:40], stops=12),
     ]
 
 
-def test_samples_come_out_as_alone(models: Merger) -> None:
+@pytest.fixture(scope="module")
+def mixed_alone(models: Merger) -> list[Sample]:
+    return alone(models, lambda: mixed(models))
+
+
+def test_samples_come_out_as_alone(models: Merger, mixed_alone: list[Sample]) -> None:
     batch = DecodeBatch(models, 64, ENOUGH)
     shared = watch(batch, lambda: int((batch.slots != NONE).sum()))
     made = finish(batch, *mixed(models))
-    assert max(shared) > 8 and same(made, alone(models, lambda: mixed(models)))
+    assert max(shared) > 8 and same(made, mixed_alone)
 
 
 def test_rows_hold_only_what_follows(models: Merger) -> None:
@@ -116,20 +121,21 @@ def test_other_version_has_other_keys(models: Merger) -> None:
 
 
 @pytest.mark.system
-def test_captured_steps_follow_shared_prompts(models: Merger) -> None:
+def test_captured_steps_follow_shared_prompts(models: Merger, mixed_alone: list[Sample]) -> None:
     batch = DecodeBatch(models, 64, ENOUGH)
     batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
     for _ in range(2):  # the second time from what was captured
-        assert same(finish(batch, *mixed(models)), alone(models, lambda: mixed(models)))
+        assert same(finish(batch, *mixed(models)), mixed_alone)
     assert len({shape.prompts for shape, _ in batch.stepper.graphs}) > 1
 
 
 @pytest.mark.system
-def test_fused_parts_come_out_as_alone(models: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_parts_come_out_as_alone(
+    models: Merger, mixed_alone: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel of a GPU, by its description: it lays out what it gives in its own way, and gives logsumexps
     of more queries than there are.
     """
-    expected = alone(models, lambda: mixed(models))
     queries = []
 
     def kernel(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, _: bool) -> tuple[Tensor, ...]:
@@ -143,7 +149,7 @@ def test_fused_parts_come_out_as_alone(models: Merger, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", kernel)
     batch = DecodeBatch(models, 64, ENOUGH)
     batch.stepper = GraphedSteps(models, lambda: capture, ENOUGH)
-    assert same(finish(batch, *mixed(models)), expected)
+    assert same(finish(batch, *mixed(models)), mixed_alone)
     assert len(set(queries)) > 1
 
 

@@ -1,9 +1,10 @@
 """A GPU that computes nothing: what happens on it is counted, and refused where a GPU would refuse it."""
 
-import traceback
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
@@ -169,8 +170,10 @@ class FakeGpu:
 
 def where() -> str:
     """Return the innermost line that is neither torch's nor of these tests."""
-    for frame in reversed(traceback.extract_stack()):
-        if not any(part in frame.filename for part in _TRANSPARENT):
-            path = frame.filename.rpartition("/lorad/")[2]
-            return f"{path}:{frame.lineno} {frame.name}"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not any(part in code.co_filename for part in _TRANSPARENT):
+            return f"{code.co_filename.rpartition('/lorad/')[2]}:{frame.f_lineno} {code.co_name}"
+        frame = frame.f_back
     return "an unknown place"

@@ -107,7 +107,7 @@ def test_steps_read_adapters_on_experts(adapters: int) -> None:
 )
 def test_every_way_of_sampling_is_captured(sampling: dict[str, float]) -> None:
     with fake_gpu() as gpu:
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))
         finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS, **sampling)])
         assert sum(graph.replays for graph in gpu.graphs) >= STEPS - 1
 
@@ -139,7 +139,7 @@ def test_routes_of_a_mixture_are_kept() -> None:
 def test_rows_without_room_wait_for_their_turn() -> None:
     with fake_gpu():
         base = base_of(config())
-        finish(batch_of(base, cache=256 * 400), [call(version(base, "a"), [4, 4], 100, 40)])
+        finish(batch_of(base, cache=256 * 400), [call(version(base, "a"), [4, 4], 100, 12)])
         finish(batch_of(base, rows=3), [call(version(base, "a"), [4, 4], 100, STEPS)])
 
 

@@ -1,10 +1,14 @@
 """Every family that lorad computes itself, and every rounding of a base, on the fake device."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from lorad.models.base import Base
 from tests.fake_gpu.cuda import fake_gpu
+from tests.fake_gpu.device import FakeGpu
 from tests.fake_gpu.scenes import (
     EXPERTS,
     Rounding,
@@ -78,39 +82,52 @@ FAMILIES = {
 UNCAPTURED = {"qwen3_5", "qwen3_next"}  # the warm-up of a capture would change their states
 
 
-def _decode(written: dict[str, Any], prompt: int, quantize: Rounding = None) -> int:
-    """Decode some samples of two versions, and return how many steps were captured ones."""
-    with fake_gpu() as gpu:
-        base = base_of(written, quantize=quantize)
+@contextmanager
+def _on_gpu(
+    written: dict[str, Any], grad: bool = False, quantize: Rounding = None
+) -> Iterator[tuple[FakeGpu, Base]]:
+    """Have a base of one layer on the fake device, of two where they are of two kinds; it must be fused."""
+    kinds = written.get("layer_types", ["full_attention"])
+    with fake_gpu(grad) as gpu:
         gpu.fill = even_experts(gpu)
-        finish(batch_of(base), [call(version(base, name), [3, 2], prompt, 4) for name in "ab"])
+        yield gpu, base_of({**written, "num_hidden_layers": len(kinds)}, quantize=quantize)
         assert_fused(gpu)
-        return sum(graph.replays for graph in gpu.graphs)
 
 
-def _train(written: dict[str, Any], quantize: Rounding = None) -> None:
-    with fake_gpu(grad=True) as gpu:
-        base = base_of(written, quantize=quantize)
-        gpu.fill = even_experts(gpu)
-        slot = slot_of(base, tokens=2048)
-        gradients(base, slot, work_of(base, 2, 70, 60, per=4, ragged=30))
+def _replays(gpu: FakeGpu, base: Base, prompts: Sequence[int]) -> list[int]:
+    """Decode some samples of two versions for each length of a prompt; return how many steps were replays."""
+    versions, counts = [version(base, name) for name in "ab"], []
+    for prompt in prompts:
+        gpu.forget()
+        finish(batch_of(base), [call(held, [3, 2], prompt, 3) for held in versions])
+        counts.append(sum(graph.replays for graph in gpu.graphs))
         assert_fused(gpu)
-        assert slot.optim_step(1e-5, 1.0)[1]
+    return counts
 
 
-@pytest.mark.parametrize("prompt", [100, 300])
+def _train(base: Base) -> None:
+    slot = slot_of(base, tokens=2048)
+    gradients(base, slot, work_of(base, 2, 70, 60, per=4, ragged=30))
+    assert slot.optim_step(1e-5, 1.0)[1]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_decodes(family: str, prompt: int) -> None:
-    assert (_decode(FAMILIES[family], prompt) > 0) == (family not in UNCAPTURED)
+def test_every_family_decodes(family: str) -> None:
+    with _on_gpu(FAMILIES[family]) as (gpu, base):
+        replays = _replays(gpu, base, [100, 300])
+    assert [count > 0 for count in replays] == [family not in UNCAPTURED] * 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains(family: str) -> None:
-    _train(FAMILIES[family])
+    with _on_gpu(FAMILIES[family], grad=True) as (_, base):
+        _train(base)
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "nf4"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_rounded_bases_decode_and_train(family: str, quantize: Rounding) -> None:
-    _decode(FAMILIES[family], 100, quantize)
-    _train(FAMILIES[family], quantize)
+    with _on_gpu(FAMILIES[family], quantize=quantize) as (gpu, base):
+        _replays(gpu, base, [100])
+    with _on_gpu(FAMILIES[family], grad=True, quantize=quantize) as (_, base):
+        _train(base)

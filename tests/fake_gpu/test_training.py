@@ -82,7 +82,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
     with fake_gpu(grad=True) as gpu:
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))  # which each have the same, if they read at all
         slot = slot_of(base, tokens=2048)
         is_preference = LOSSES[loss].preference is not None
         work = work_of(base, 2, 70, 60, per=2 if is_preference else 4, ragged=30)
@@ -97,12 +97,12 @@ def test_a_pass_reads_once_a_micro_batch(loss: str) -> None:
 
 
 @pytest.mark.system(but="1")
-@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("groups", [1, 2])
 def test_next_layout_is_made_while_the_gpu_works(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, bool]] = []
     with fake_gpu(grad=True) as gpu:
         base = base_of(config())
-        slot = slot_of(base, tokens=512)
+        slot = slot_of(base, tokens=256)
         work = work_of(base, groups, 70, 60, per=4, ragged=30)
         gpu.forget()
         before = Counter[str]()
@@ -127,7 +127,7 @@ def test_every_adapter_trains(kind: str, experts: bool) -> None:
     if "dora" in kind and experts:
         pytest.skip("DoRA is refused on experts")
     with fake_gpu(grad=True) as gpu:
-        base = base_of(mixture() if experts else config())
+        base = base_of({**(mixture() if experts else config()), "num_hidden_layers": 1})
         gpu.fill = even_experts(gpu)
         slot = slot_of(base, tokens=2048, **ADAPTERS[kind])
         gradients(base, slot, work_of(base, 2, 70, 60, per=4, ragged=30))
@@ -229,8 +229,11 @@ def test_activations_lie_in_lent_memory() -> None:
 @pytest.mark.system
 def test_lengths_that_differ_need_no_plans() -> None:
     with fake_gpu(grad=True) as gpu:
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))
         slot = slot_of(base, tokens=4096)
+        sizes = set[int]()
         for seed in range(2):
-            gradients(base, slot, work_of(base, 4, 300, 300, ragged=150, seed=seed))
+            work = work_of(base, 2, 300, 300, per=4, ragged=150, seed=seed)
+            sizes |= {rows.ids.numel() for rows in gradients(base, slot, work)}
+        assert len(sizes) > 1
         assert_fused(gpu)

@@ -77,7 +77,7 @@ def test_a_fault_in_what_is_served_is_found(fault: str, lr: float, tmp_path: Pat
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+@pytest.mark.parametrize("lr", [pytest.param(1e-3, marks=pytest.mark.long), 1e-5])
 def test_stale_version_is_found_after_small_steps(lr: float, tmp_path: Path) -> None:
     expected = pytest.raises(AttestationFailed, match=r"sorter@24 .*like the previous version")
     with opened_pool(tmp_path, "ServesPreviousLate") as connection, expected:
@@ -130,7 +130,7 @@ def test_thirty_clean_versions_pass(lr: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+@pytest.mark.parametrize("lr", [pytest.param(1e-3, marks=pytest.mark.long), 1e-5])
 def test_bfloat16_is_not_blind(lr: float, tmp_path: Path) -> None:
     with opened_pool(tmp_path, dtype="bfloat16") as connection:
         assert publish_until(connection, tmp_path, 8, lr).attestation.verdict == "passed"

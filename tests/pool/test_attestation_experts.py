@@ -62,12 +62,18 @@ CASES = [
     for lr in (1e-3, 1e-5)
     if (case := (fault, mode, lr)) not in BELOW
 ]
+# what is found after steps of 1e-5 is found after those of 1e-3 by the same comparison
+LARGER = {(fault, mode, 1e-3) for fault, mode, lr in CASES if lr == 1e-5 and (fault, mode, lr) != UNSURE}
+LARGER.remove(("SwapsGateAndUp", MODES[0], 1e-3))  # of `make test`
 
 
 @pytest.mark.system(
     but=["DropsExpert-mode0-0.001", "SwapsGateAndUp-mode10-1e-05", "SwapsGateAndUp-mode9-0.001"]
 )
-@pytest.mark.parametrize(("fault", "mode", "lr"), CASES)
+@pytest.mark.parametrize(
+    ("fault", "mode", "lr"),
+    [pytest.param(*case, marks=[pytest.mark.long] if case in LARGER else ()) for case in CASES],
+)
 def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
     with opened(tmp_path, fault, mode) as run:
         verdicts = [published(run, tmp_path, number, lr).verdict for number in range(2)]
@@ -96,11 +102,11 @@ def test_without_routes_rounding_excuses_small_faults(
 
 
 @pytest.mark.system(but="mode0-1e-05")
-@pytest.mark.parametrize("lr", [1e-3, 1e-5])
+@pytest.mark.parametrize("lr", [pytest.param(1e-3, marks=pytest.mark.long), 1e-5])
 @pytest.mark.parametrize("mode", MODES)
 def test_clean_versions_of_experts_pass(mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
     with opened(tmp_path, "Clean", mode) as run:
-        found = [published(run, tmp_path, number, lr) for number in range(8)]
+        found = [published(run, tmp_path, number, lr) for number in range(5)]
     assert {attestation.verdict for attestation in found} == {"passed"}, found
 
 

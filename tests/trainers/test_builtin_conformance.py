@@ -26,7 +26,7 @@ from tests.conformance.trainer_experts import (
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
 from tests.conformance.trainer_routes import ReplayedRoutes
-from tests.conformance.trainer_suite import Base, Rest, TrainerSuite
+from tests.conformance.trainer_suite import Base, OfLosses, Rest, TrainerSuite
 from tests.models.bases import write_hybrid
 
 
@@ -67,12 +67,31 @@ class TestHybrid(Base):
         return directory
 
 
-@pytest.mark.system
-class TestRestOfHybrid(Rest):
+class _ShortHybrid:
+    """One layer of each kind."""
+
     kind = BuiltinTrainer
-    base = TestHybrid.base
     make_trainer = TestBuiltinTrainer.make_trainer
     close_to = 5e-5
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("hybrid")
+        kinds = ["linear_attention", "full_attention"]
+        sizes: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": kinds, "tie_word_embeddings": True}
+        write_hybrid(directory, alone=True, **sizes)
+        return directory
+
+
+@pytest.mark.system
+class TestRestOfHybrid(_ShortHybrid, Rest):
+    pass
+
+
+@pytest.mark.long
+class TestLossesOfHybrid(_ShortHybrid, OfLosses):
+    """`TestBuiltinTrainer` has them in `make test`."""
 
 
 class TestDora(Dora):

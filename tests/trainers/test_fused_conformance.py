@@ -18,7 +18,7 @@ from lorad.trainers.fsdp.in_process import FusedTrainer
 from lorad.trainers.sharded.body import BodySettings
 from tests.conformance.engine_suite import CANARY, EngineSuite
 from tests.conformance.trainer_kit import MakeTrainer, open_trained
-from tests.conformance.trainer_suite import Base, Rest
+from tests.conformance.trainer_suite import Base, OfLosses, Rest
 from tests.kit.fakes.random_adapters import Shapes
 
 TINY = resolve("builtin:tiny")
@@ -46,6 +46,13 @@ class TestFusedTrainer(Base):
 
 @pytest.mark.system
 class TestRestOfFusedTrainer(Rest):
+    make_trainer = TestFusedTrainer.make_trainer
+
+
+@pytest.mark.long
+class TestLossesOfFusedTrainer(OfLosses):
+    """Which the same body computes as processes: `TestFsdpTwoRanks` has them in CI."""
+
     make_trainer = TestFusedTrainer.make_trainer
 
 

@@ -1,7 +1,6 @@
 """The output layer by chunks: what is found, and the gradients, do not depend on where the cuts are."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lorad.rl.loss import TokenLogprobs
 from lorad.trainers import head_rows
 from lorad.trainers.sharded.head import Differentiating, Head, RowLoss, ScoringVisit
+from tests.kit.warm.processes import CLIENT as WARM
 
 ROOT = Path(__file__).parents[2]
 TOKENS, WORDS, HIDDEN = 90, 301, 16
@@ -131,7 +131,7 @@ def test_no_more_than_a_chunk_is_made(rows: int) -> None:
 
 @pytest.mark.system
 def test_a_cut_vocabulary_equals_a_whole_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.kit.fakes.vocabulary_rank"]
+    command = [*WARM, str(ROOT / "tests" / "kit" / "fakes" / "vocabulary_rank.py")]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "meeting")],

@@ -15,7 +15,8 @@ from tests.models.test_families import make_model
 pytestmark = pytest.mark.system
 
 DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
-EVERY = ("checkpoint.every=4", "eval.every=0", "trainer.steps=16")
+FEWER = ("trainer.steps=30", "eval={every: 30, problems: 128}")
+FEW = ("checkpoint.every=2", "eval.every=0", "trainer.steps=8", "data.prompts_per_step=8")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def made() -> Iterator[World]:
 
 
 def test_demo_learns_and_every_version_is_attested(made: World) -> None:
-    run = made.json("run", DEMO, "--name", "demo", "--wait")
+    run = made.json("run", DEMO, "--name", "demo", "--wait", *FEWER)
     assert run["eval_first"] < 0.4 and run["eval_last"] >= 0.8
     assert {version["attested"] for version in made.json("adapters", "demo")} == {"passed"}
     assert run["spec"]["lora"]["experts"] == {"rank": 8}
@@ -33,9 +34,9 @@ def test_demo_learns_and_every_version_is_attested(made: World) -> None:
 
 
 def test_killed_run_resumes_bit_for_bit(made: World) -> None:
-    made.json("run", DEMO, "--name", "whole", "--wait", *EVERY)
-    made.lorad("run", DEMO, "--name", "killed", "-d", *EVERY)
-    made.strike("killed", "pool", 5)
+    made.json("run", DEMO, "--name", "whole", "--wait", *FEW)
+    made.lorad("run", DEMO, "--name", "killed", "-d", *FEW)
+    made.strike("killed", "pool", 3)
     made.lorad("wait", "killed", expect=1)
     made.lorad("resume", "killed", "--wait")
     digests = [made.json("adapters", name)[-1]["sha256"] for name in ("whole", "killed")]
@@ -44,9 +45,8 @@ def test_killed_run_resumes_bit_for_bit(made: World) -> None:
 
 def test_merged_model_is_the_adapted_one(made: World, tmp_path: Path) -> None:
     made.lorad("export", "demo", tmp_path / "model", "--merge")
-    again = made.json(
-        "run", DEMO, "--name", "again", "--wait", "trainer.steps=1", f"model.path={tmp_path / 'model'}"
-    )
+    alone = (*FEWER, "trainer.steps=1", f"model.path={tmp_path / 'model'}")
+    again = made.json("run", DEMO, "--name", "again", "--wait", *alone)
     assert again["eval_first"] == made.json("show", "demo")["eval_last"]
 
 

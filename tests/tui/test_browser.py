@@ -29,18 +29,11 @@ def made() -> Iterator[World]:
         yield one
 
 
-async def test_browser_without_token_shows_only_the_refusal(made: World) -> None:
-    with served(made) as server:
-        async with chromium() as tab:
-            stranger = await tab(server.root + "/")
-            await stranger.said("401: lorad shows nothing here")
-            assert stranger.statuses[server.root + "/"] == 401
-            assert await stranger.value("document.querySelectorAll('script, canvas').length") == 0
-
-
 async def test_browser_draws_dashboard_for_keys_and_mouse(made: World) -> None:
+    """For one that knows the token; a stranger sees the refusal."""
     with served(made) as server:
         async with chromium() as tab:
+            await is_refused(await tab(server.root + "/"), server.root + "/")
             page = await tab(server.url)
             # keys are told once the page has the focus, which needs no click
             shown = ("first", "second", "Quit")
@@ -54,6 +47,12 @@ async def test_browser_draws_dashboard_for_keys_and_mouse(made: World) -> None:
             assert colours(picture) > 10
             assert {url for url in page.asked if not url.startswith(server.root)} == set()
             assert page.complaints == []
+
+
+async def is_refused(stranger: Tab, url: str) -> None:
+    await stranger.said("401: lorad shows nothing here")
+    assert stranger.statuses[url] == 401
+    assert await stranger.value("document.querySelectorAll('script, canvas').length") == 0
 
 
 async def opens_help(page: Tab) -> None:

@@ -211,7 +211,7 @@ async def test_a_file_is_chosen_by_its_path(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_form_fits_any_terminal(size: tuple[int, int]) -> None:
     async with using(a_world(), (100, 30)) as user:
         screen = await begin(user)

@@ -129,7 +129,7 @@ async def test_an_empty_home_says_how_to_begin() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_every_screen_fits_any_terminal(size: tuple[int, int]) -> None:
     world = World(a_run("sorter"), a_run("waiter", state="queued", waiting="waits for a device " * 9))
     world.steps = [a_step(n, n / 10) for n in range(1, 4)]

@@ -287,7 +287,9 @@ async def test_only_so_many_sessions_are_open_at_once(server: Served) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signal_number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM, signal.SIGKILL]
+)
 async def test_sessions_end_with_the_server_however_it_ends(made: World, signal_number: int) -> None:
     with served(made) as server:
         async with visit(server) as guest, await guest.terminal() as socket:

@@ -17,11 +17,12 @@ from tests.kit.world import World, world
 SPEC = """
 seed: 3
 algorithm: {group_size: 4}
-data: {train: sort, prompts_per_step: 8}
-trainer: {lr: 2.0e-3, steps: 8}
+data: {train: sort, prompts_per_step: 4}
+trainer: {lr: 2.0e-3, steps: 6}
 rollout: {max_new_tokens: 12}
 eval: {every: 0}
 checkpoint: {every: 100}
+attest: {canaries: 4, tokens: 12}
 """
 REWARDS = """
 def constant(completion, answer):
@@ -64,11 +65,11 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "truncation at 4 tokens": ("cut-off", ["rollout.max_new_tokens=4"]),
     "wrong template": (
         "template",
-        ["model.path=templated", "data={train: bare.jsonl, prompts_per_step: 8, chat_template: never}"],
+        ["model.path=templated", "data={train: bare.jsonl, prompts_per_step: 4, chat_template: never}"],
     ),
     "missing end token": ("no-end", ["model.path=endless", "data.train=rows.jsonl"]),
     "leaking eval": (
-        "leaking", ["data={train: rows.jsonl, eval: leaked.jsonl, prompts_per_step: 8}", "eval.every=8"],
+        "leaking", ["data={train: rows.jsonl, eval: leaked.jsonl, prompts_per_step: 4}", "eval.every=8"],
     ),
     "duplicated prompts": ("duplicates", ["data.train=twice.jsonl"]),
     "group size 2": ("small-groups", ["algorithm.group_size=2", "trainer.lr=1e-4"]),
@@ -83,14 +84,24 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "length hacking": (
         "length-hacking", ["reward=rewards.py:long", "rollout.max_new_tokens=32", "trainer.steps=12"],
     ),
-    "repetition": ("repetition", ["reward=rewards.py:ones", "rollout.max_new_tokens=32", "trainer.steps=12"]),
+    "repetition": (
+        "repetition",
+        [
+            "reward=rewards.py:ones", "data.prompts_per_step=8", "rollout.max_new_tokens=32",
+            "trainer.steps=12",
+        ],
+    ),
     "a stop that is everywhere": ("empty", ["rollout.stop=['0','1','2','3','4','5','6','7','8','9']"]),
     "learnt by heart": (
         "overfit",
         [*SUPERVISED, "data.train=few.jsonl", "data.eval=held_out.jsonl", "eval.every=4", "trainer.lr=1e-2"],
     ),
-    "few evaluations": ("few-evals", ["eval={every: 8, problems: 2}", "algorithm.group_size=8"]),
+    "few evaluations": (
+        "few-evals", ["eval={every: 8, problems: 2}", "algorithm.group_size=8", "trainer.steps=8"],
+    ),
 }  # fmt: skip
+# by the same rule as another case, which CI has
+LONG = ("a reward that cannot see", "lr of sft 0", "a reward that raises", "sort by dapo")
 HEALTHY: Mapping[str, Sequence[str]] = {
     "sort by grpo": ["algorithm.group_size=8"],
     "sort by dapo": ["algorithm={name: dapo, group_size: 8}"],
@@ -109,6 +120,10 @@ def model(box: World, name: str, **files: Mapping[str, Any]) -> None:
         path = box.root / name / f"{stem}.json"
         settings = {**json.loads(path.read_text()), **changes}
         path.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+
+
+def cases(table: Mapping[str, Any]) -> list[Any]:
+    return [pytest.param(case, marks=[pytest.mark.long] if case in LONG else ()) for case in table]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +158,7 @@ def explained(box: World, case: str, overrides: Sequence[str]) -> Why:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_what_is_wrong_is_found_first(box: World, case: str) -> None:
     expected, overrides = CASES[case]
     findings = explained(box, case, overrides).findings
@@ -152,7 +167,7 @@ def test_what_is_wrong_is_found_first(box: World, case: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("case", HEALTHY)
+@pytest.mark.parametrize("case", cases(HEALTHY))
 def test_nothing_is_wrong_with_a_healthy_run(box: World, case: str) -> None:
     answer = explained(box, case, HEALTHY[case])
     print(f"{case}: {answer.says}")
