@@ -163,10 +163,12 @@ def _environment() -> dict[str, str]:
 def _find_python(recipe: Recipe, prefix: Path, named: str | None) -> str:
     """Return an interpreter that the recipe is for, and warn root of one that other users cannot start.
 
+    Where lorad's own was installed is looked at before PATH: who can start lorad can start that.
     Raises SpecError where this machine has none, or the one that is named is another.
     """
     names = [named] if named else [*(f"python{version}" for version in recipe.pythons), sys.executable]
-    for path in filter(None, map(shutil.which, names)):
+    places = os.pathsep.join([f"{sys.base_prefix}/bin", os.environ.get("PATH", os.defpath)])
+    for path in filter(None, (shutil.which(name, path=places) for name in names)):
         done = subprocess.run([path, "-c", _USABLE], capture_output=True, text=True)
         if done.stdout.strip() not in recipe.pythons:
             continue

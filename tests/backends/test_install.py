@@ -318,6 +318,18 @@ def test_python_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "--python" in refused.value.hint
 
 
+def test_lorads_own_interpreter_comes_first(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "bin" / f"python{VERSION}"
+    other.parent.mkdir()
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{other.parent}:{os.environ['PATH']}")
+    first = next(iter(plan(recipe_of("vllm", "cpu"), tmp_path / "opt").values()))
+    assert f"{sys.base_prefix}/bin/python{VERSION} " in first and str(other) not in first
+
+
 def test_root_is_told_what_others_cannot_start(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
