@@ -386,9 +386,9 @@ async def test_palette_acts_on_the_chosen_run() -> None:
 @pytest.mark.parametrize(
     ("state", "offered"),
     [
-        ("running", {"pause", "stop", "kill", "rm"}),
-        ("paused", {"resume", "stop", "kill", "rm"}),
-        ("ended", {"resume", "rm"}),
+        ("running", {"pause", "stop", "kill", "delete"}),
+        ("paused", {"resume", "stop", "kill", "delete"}),
+        ("ended", {"resume", "delete"}),
     ],
 )
 async def test_the_palette_offers_what_is_left_to_do(state: str, offered: set[str]) -> None:
