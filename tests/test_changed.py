@@ -267,6 +267,7 @@ def files_reached(graph: Graph, file: str) -> set[str]:
     return {test for test, module in graph.test_files.items() if graph.reached_by(module) & touched}
 
 
+@pytest.mark.system
 def test_advantages_concern_no_board(lorad: Graph) -> None:
     reached = files_reached(lorad, "lorad/rl/advantage.py")
     assert {"tests/rl/test_advantage.py", "tests/end_to_end/test_main_job.py"} <= reached

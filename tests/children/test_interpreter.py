@@ -11,6 +11,7 @@ from lorad.servers.table import SERVERS
 TORCH = Requirements(packages=["torch"], modules=["torch", "torch.not_a_module"])
 
 
+@pytest.mark.system
 def test_look_says_which_modules_import() -> None:
     answer = look(Path(sys.executable), {}, TORCH)
     assert isinstance(answer, dict), answer

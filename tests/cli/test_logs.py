@@ -39,6 +39,7 @@ def test_all_processes_are_shown_with_their_names(made: World) -> None:
     assert set(made.json("logs", "a", "--all")) == processes
 
 
+@pytest.mark.system
 def test_two_runs_are_compared_by_their_beginnings(made: World) -> None:
     found = made.json("diff", "a", "b")
     assert set(found["spec"]) == {"seed", "trainer.steps", "trainer.lr"}

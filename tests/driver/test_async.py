@@ -100,6 +100,7 @@ def test_killed_and_resumed_equals_undisturbed(
     assert run.outcome() == calm[2].outcome()
 
 
+@pytest.mark.system
 def test_stopped_and_resumed_equals_undisturbed(
     calm: dict[int, Driven], running: Running, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_samples_of_changed_prompts_are_made_again(running: Running, tmp_path: P
     assert any("other prompts" in r.data["message"] for r in run.facts("warning"))
 
 
+@pytest.mark.system
 def test_resume_scores_samples_with_failed_rewards_again(running: Running, tmp_path: Path) -> None:
     reward, broken = tmp_path / "reward.py", tmp_path / "broken"
     reward.write_text(

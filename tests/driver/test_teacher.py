@@ -98,6 +98,7 @@ def test_kill_changes_nothing_under_a_teacher(
     assert student < (model / "model.safetensors").stat().st_size / 2, "the teacher is in no checkpoint"
 
 
+@pytest.mark.system
 def test_other_teacher_ends_a_resume(running: Running, model: Path, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "moved", *distill(model, "trainer.steps=1"))
     assert run.drive().reason == "completed"

@@ -45,6 +45,7 @@ class TestCallsMixed(TestCallsApart):
     mix_calls = True
 
 
+@pytest.mark.system
 class TestMixtureOfExperts(TestCallsApart):
     model, mix_calls = MIXTURE, True
 
@@ -54,6 +55,7 @@ class TestMixtureOfExperts(TestCallsApart):
         return load_base(cls.model, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.system
 class TestHybrid(TestCallsApart):
     """Gated delta nets beside gated attention."""
 

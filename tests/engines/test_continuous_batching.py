@@ -25,6 +25,7 @@ async def crowded() -> Trace:
     return await traced(crowd(), ROWS)
 
 
+@pytest.mark.system
 async def test_rows_stay_busy_while_somebody_waits() -> None:
     trace = await crowded()
     assert sum(waiting > 0 for waiting in trace.waiting) > 40
@@ -47,6 +48,7 @@ async def test_the_trace_is_the_same_every_time() -> None:
     assert await crowded() == await crowded()
 
 
+@pytest.mark.system
 async def test_nobody_waits_while_rows_are_free() -> None:
     trace = await traced(random_arrivals(40, per_step=0.4, mean=16, cap=64), ROWS)
     assert max(trace.rows) < ROWS

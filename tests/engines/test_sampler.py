@@ -101,6 +101,7 @@ class FloatSums(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.system
 def test_sums_of_the_same_bits_are_of_integers(same_bits: None) -> None:
     with FloatSums():  # type: ignore[no-untyped-call]
         ours = drawn()

@@ -343,6 +343,7 @@ def test_sleeping_server_has_no_expandable_segments(
     assert os.environ[name] == ("max_split_size_mb:128,backend:native" if sleep else own)
 
 
+@pytest.mark.system
 def test_launcher_says_what_it_takes_away(tmp_path: Path) -> None:
     """Before SGLang is imported, which is not installed here."""
     command = [sys.executable, launch.__file__, "--uds", str(tmp_path / "s"), "--enable-memory-saver"]

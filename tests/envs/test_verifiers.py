@@ -97,6 +97,7 @@ def refusal_of(name: str, cwd: Path, **settings: Any) -> SpecError:
     return refused.value
 
 
+@pytest.mark.system
 def test_rewards_of_old_environments_are_kept(play: Callable[..., list[Played]]) -> None:
     right, wrong = play(CLASSIC, "single", "other")
     assert (right.reward, wrong.reward) == (1.0, 0.0) and not right.error
@@ -111,6 +112,7 @@ def test_rewards_of_new_environments_are_kept(play: Callable[..., list[Played]])
     assert right.metrics == {"reward/right": 1.0, "letters": 5.0}
 
 
+@pytest.mark.system
 def test_faults_of_old_environments_have_reasons(play: Callable[..., list[Played]]) -> None:
     silent, overlong, refused = play(CLASSIC, "-", "overlong", "refused")
     assert (silent.reward, silent.error, silent.metrics["num_turns"]) == (0.0, "", 0.0)
@@ -123,6 +125,7 @@ def test_faults_of_new_environments_have_reasons(play: Callable[..., list[Played
     assert refused.reward is None and refused.error.startswith("ProviderError: ")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("own", "turns", "is_limited"), [(-1, 2, True), (3, 2, True), (2, 3, False)])
 def test_turns_are_the_environments_own_limit(
     play: Callable[..., list[Played]], own: int, turns: int, is_limited: bool
@@ -131,6 +134,7 @@ def test_turns_are_the_environments_own_limit(
     assert (played.metrics["num_turns"], played.is_limited) == (2.0, is_limited)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("own", "turns", "is_limited"), [(None, 1, True), (2, 1, True), (1, 2, False)])
 def test_turns_of_new_environments_are_limited(
     play: Callable[..., list[Played]], own: int | None, turns: int, is_limited: bool
@@ -139,6 +143,7 @@ def test_turns_of_new_environments_are_limited(
     assert (played.error, played.is_limited) == ("", is_limited)
 
 
+@pytest.mark.system
 def test_new_environments_may_begin_the_chat(play: Callable[..., list[Played]]) -> None:
     (played,) = play(TASKSET, "right", args={"taskset": {"silent": True, "opens": True}})
     assert (played.reward, played.error) == (1.0, "")
@@ -149,6 +154,7 @@ def test_a_new_environment_that_cannot_serve_says_why(play: Callable[..., list[P
     assert "RuntimeError: its server did not start" in played.error
 
 
+@pytest.mark.system
 def test_clients_are_closed_after_an_episode(play: Callable[..., list[Played]]) -> None:
     played = play(CLASSIC, *["text"] * 3, args={"kind": "alone", "max_turns": 1}, concurrency=1)
     assert [each.error for each in played] == [""] * 3
@@ -167,6 +173,7 @@ def test_faults_concern_their_own_episode(play: Callable[..., list[Played]], kin
     assert played.reward is None and error in played.error
 
 
+@pytest.mark.system
 def test_rows_by_chance_are_noticed(play: Callable[..., list[Played]]) -> None:
     (played,) = play(CLASSIC, "text", args={"kind": "shuffles", "count": 4000})
     assert "row 0 has another prompt" in played.error
@@ -203,6 +210,7 @@ def test_what_is_evaluated_is_not_trained(evals: int, held: set[tuple[int, bool]
     assert held == {(row.values["index"], True) for row in held_out if row.values["is_held_out"]}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["game of words", "game of chance"])
 def test_rows_of_one_prompt_are_held_out(kind: str, tmp_path: Path) -> None:
     spec = EnvSpec(name=CLASSIC, args={"kind": kind, "count": 400})
@@ -221,6 +229,7 @@ def test_held_out_rows_are_played(play: Callable[..., list[Played]]) -> None:
     assert (played.reward, played.error) == (1.0, "")
 
 
+@pytest.mark.system
 def test_an_endless_new_taskset_is_cut(tmp_path: Path) -> None:
     spec = EnvSpec(name=TASKSET, args={"taskset": {"endless": True}})
     assert len(described(spec, tmp_path).rows) == 4096

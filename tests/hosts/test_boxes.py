@@ -30,6 +30,7 @@ def run(box: Box) -> str:
     return "far"
 
 
+@pytest.mark.system
 def test_commands_ask_the_other_box(box: Box, run: str) -> None:
     (listed,) = json.loads(box.there("list", "--json").stdout)
     assert (listed["name"], listed["state"]) == ("far", "ended")

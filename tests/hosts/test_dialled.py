@@ -37,6 +37,7 @@ def closed(request: pytest.FixtureRequest) -> Iterator[Box]:
         yield box
 
 
+@pytest.mark.system
 def test_a_run_works_without_forwarding(closed: Box) -> None:
     (closed.here / "work/spec.yaml").write_text(SPEC)
     closed.there("run", "spec.yaml", "--name", "a", "--wait")

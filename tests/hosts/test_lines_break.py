@@ -22,6 +22,7 @@ def client(box: Box, monkeypatch: pytest.MonkeyPatch) -> Client:
     return asking(box, monkeypatch)
 
 
+@pytest.mark.system
 def test_a_killed_master_is_replaced(box: Box, client: Client) -> None:
     client.status()
     before = box.master()

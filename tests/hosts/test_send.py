@@ -34,6 +34,7 @@ def _write(work: Path, rows: int = 4, note: str = "") -> None:
     (work / "sent.yaml").write_text(SPEC)
 
 
+@pytest.mark.system
 def test_a_run_begins_among_its_files(box: Box) -> None:
     work = box.here / "work"
     _write(work)

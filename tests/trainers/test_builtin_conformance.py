@@ -52,6 +52,7 @@ class TestBuiltinTrainer(TrainerSuite):
             compute.close()
 
 
+@pytest.mark.system
 class TestHybrid(Base):
     """Gated delta nets beside gated attention; gradients of up to 8."""
 

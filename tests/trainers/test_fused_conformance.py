@@ -80,6 +80,7 @@ async def test_a_trained_slot_does_not_act_in_samples(pair: tuple[Trainer, Engin
     assert np.array_equal(trained, await trainer.logprobs(Policy("run"), CANARY))
 
 
+@pytest.mark.system
 class TestEngineOnTheSameBase(EngineSuite):
     @pytest.fixture
     def engine(self, pair: tuple[Trainer, Engine]) -> Engine:

@@ -70,6 +70,7 @@ async def night(agent: Agent) -> None:
         await agent("note", name=name, text="seen")
 
 
+@pytest.mark.system
 async def test_an_agent_works_through_a_night(made: World) -> None:
     made.lorad("daemon", "start")
     async with agent_of(made.client, "run", "sweep", "note", "stop", base=made.root) as agent:

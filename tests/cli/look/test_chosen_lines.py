@@ -77,6 +77,7 @@ class Printed:
         return out.splitlines()
 
 
+@pytest.mark.system
 def test_words_choose_lines_of_the_whole_log(log: File, shown: Printed) -> None:
     log.data = ("first nan\n" + "step\n" * 400_000 + "last NaN\n").encode()
     assert shown.lines("--grep", "nan") == ["first nan", "last NaN"]

@@ -70,6 +70,7 @@ def samples(run: Driven, step: int) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in text.splitlines()]
 
 
+@pytest.mark.system
 def test_episodes_are_as_old_as_the_lag(calm: Driven) -> None:
     steps = calm.facts("step")
     assert [r.data["metrics"]["staleness"] for r in steps] == [0, 1, 2, 2]
