@@ -29,6 +29,7 @@ from lorad.records.requests import ShutdownRequest
 from tests.daemon.test_system_mode import ALICE, BOB, Box, as_user, status_of
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
+from tests.kit.world import COLD
 
 pytestmark = pytest.mark.system
 
@@ -122,7 +123,7 @@ def box() -> Iterator[Served]:
     root.chmod(0o711)
     (root / "lorad").mkdir()
     (root / "lorad" / "config.yaml").write_text("devices: {cpu_slots: 2}\n")
-    made = Served(root)
+    made = Served(root, COLD)  # a fork has open what the warm process has
     try:
         made.prepare()
         yield made

@@ -23,6 +23,7 @@ from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_shared import open_files, pid_of, until
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
+from tests.kit.world import COLD
 from tests.tinker.door_kit import BASE, Caller, a_pass
 
 pytestmark = pytest.mark.system
@@ -51,7 +52,7 @@ class Doors(Box):
         file = self.world.tinker / "keys.yaml"
         self.keys = {uid: make_key(file, str(uid)) for uid in (ALICE, BOB)}
         self.trained = dict[int, tuple[str, str]]()
-        super().__init__(root)
+        super().__init__(root, COLD)  # a fork has open what the warm process has
         until(lambda: listens(self.port) and None not in (self.sees(ALICE), self.sees(BOB)))
 
     def door_of(self, uid: int) -> int:
