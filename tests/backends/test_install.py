@@ -226,7 +226,7 @@ def test_torch_for_gpus_is_refused_on_a_cpu(tmp_path: Path) -> None:
 
 def test_hints_are_what_is_run(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recipes, "PREFIX", str(tmp_path))
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "uv" else name)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None if name == "uv" else name)
     lines = install_lines("vllm", gpu=False)
     steps = list(plan(recipe_of("vllm", "cpu"), tmp_path, f"python{VERSION}").values())
     assert lines[3:-2] == steps and lines[0] == "lorad backends install vllm"
@@ -253,7 +253,9 @@ def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, t
 
 def test_uv_installs_where_there_is_one(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: "/a/uv" if name == "uv" else which(name))
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **more: "/a/uv" if name == "uv" else which(name, **more)
+    )
     steps = plan(recipe_of("vllm", "cpu"), tmp_path)
     python = tmp_path / recipe_of("vllm", "cpu").name / "bin/python"
     assert steps["torch"] == f"/a/uv pip install -q --python {python} --no-index --no-deps torch==2.1"
