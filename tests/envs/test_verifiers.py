@@ -165,6 +165,7 @@ def test_one_process_plays_many_at_once(play: Callable[..., list[Played]]) -> No
     assert {(each.reward, each.error) for each in played} == {(0.0, "")}
 
 
+@pytest.mark.system(but="die-SIGKILL")
 @pytest.mark.parametrize(
     ("kind", "error"), [("hang", "it took 1 s"), ("die", "SIGKILL"), ("raise", "a fault of the")]
 )

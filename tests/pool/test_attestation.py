@@ -62,6 +62,7 @@ def publish_until(connection: Connection, directory: Path, number: int, lr: floa
     return publish(connection, directory, number)
 
 
+@pytest.mark.system(but=["ServesBase-1e-05", "ServesPrevious-0.001", "DropsTarget-1e-05", "RollsA-0.001"])
 @pytest.mark.parametrize(
     ("fault", "lr"),
     [(fault, lr) for fault in WORDS for lr in (1e-3, 1e-5) if (fault, lr) != ("ServesNaN", 1e-5)],
@@ -104,6 +105,7 @@ def test_engine_with_another_base_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.system(but="fp8")
 @pytest.mark.parametrize("form", ["nf4", "fp8"])
 def test_engine_with_unrounded_base_is_refused(form: Quantize, tmp_path: Path) -> None:
     with opened_pool(tmp_path / "clean", quantize=form) as connection:

@@ -58,6 +58,9 @@ def two_versions(connection: Connection, directory: Path, lr: float = 1e-3) -> N
     learn(connection, 3, lr)
 
 
+@pytest.mark.system(
+    but=["WakesWithBase-1e-05-sorter@2 as .* like the base", "WakesWithAnotherBase-0.001-base as"]
+)
 @pytest.mark.parametrize(
     ("engine", "lr", "told"),
     [

@@ -115,8 +115,20 @@ class TestSlotsOneByOne(Many):
     make_trainer = TestBuiltinTrainer.make_trainer
 
 
-class TestMixtureOfExperts(MixtureOfExperts, ExpertRanks, ReplayedRoutes, TestBuiltinTrainer):
-    pass
+class TestMixtureOfExperts(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Base):
+    kind = BuiltinTrainer
+    make_trainer = TestBuiltinTrainer.make_trainer
+
+
+@pytest.mark.system
+class TestRestOfMixture(Rest, OfLosses):
+    kind = BuiltinTrainer
+    make_trainer = TestBuiltinTrainer.make_trainer
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_mixture(tmp_path_factory.mktemp("moe"))
 
 
 class _OtherMixture:

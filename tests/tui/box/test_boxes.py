@@ -203,6 +203,7 @@ async def all_runs(user: User) -> None:
     await shown(user, "waits-far", "3 runs of 1 of 3 boxes")
 
 
+@pytest.mark.system(but="size0")
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])
 async def test_runs_of_all_boxes_name_theirs(size: tuple[int, int], far: World) -> None:
     async with using(busy_world(), size) as user:

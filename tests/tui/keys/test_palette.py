@@ -174,6 +174,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.system
 async def test_errors_are_said_in_place() -> None:
     world = a_world("r1")
     async with using(world) as user:
@@ -232,6 +233,7 @@ async def test_logs_opens_that_tab_of_the_run() -> None:
         assert len(user.app.screen_stack) == 2
 
 
+@pytest.mark.system(but="bill-bill")
 @pytest.mark.parametrize(
     ("typed_line", "screen"),
     [
