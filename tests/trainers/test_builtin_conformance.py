@@ -121,6 +121,7 @@ class TestMixtureOfExperts(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Base):
 
 
 @pytest.mark.system
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
 class TestRestOfMixture(Rest, OfLosses):
     kind = BuiltinTrainer
     make_trainer = TestBuiltinTrainer.make_trainer
