@@ -28,6 +28,8 @@ Compare = Callable[..., bool]
 SMALL, LARGE, MIDDLE = (80, 24), (160, 50), (120, 36)
 # CI draws these on 160x50 too: they have more columns there, or parts side by side
 WIDE = {"dashboard", "curves", "samples", "two_runs", "versions", "serving", "new_run"}
+# `make test` draws these: tables, charts, texts, a form, a dialog, an answer as it comes
+QUICK = {"dashboard", "curves", "samples", "transcript", "new_run", "confirm", "chat", "serving", "help"}
 WHOLE = (KeyBar, Button, Input, Tab, Rows, Line)
 
 
@@ -42,7 +44,10 @@ def client(frozen: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
 SIZED = [
     pytest.param(name, size, marks=marks, id=f"{name}-{size[0]}x{size[1]}")
     for name in WALKS
-    for size, marks in ((SMALL, ()), (LARGE, pytest.mark.system if name in WIDE else pytest.mark.long))
+    for size, marks in (
+        (SMALL, () if name in QUICK else pytest.mark.system),
+        (LARGE, pytest.mark.system if name in WIDE else pytest.mark.long),
+    )
 ]
 
 

@@ -27,8 +27,8 @@ def model(shapes: Shapes) -> GenericModel:
     return GenericModel.opened(TINY, torch.float32, torch.device("cpu"), shapes)
 
 
-class TestCallsApart(EngineSuite):
-    mix_calls = False
+class TestCallsMixed(EngineSuite):
+    mix_calls = True
 
     @pytest.fixture
     async def engine(self, model: GenericModel, shapes: Shapes) -> AsyncIterator[Engine]:
@@ -39,5 +39,6 @@ class TestCallsApart(EngineSuite):
         compute.close()
 
 
-class TestCallsMixed(TestCallsApart):
-    mix_calls = True
+@pytest.mark.system
+class TestCallsApart(TestCallsMixed):
+    mix_calls = False
