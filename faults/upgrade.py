@@ -27,8 +27,7 @@ from typing import Any
 from faults.newer_daemon import KILLS, NAME
 from lorad.errors import DaemonUnreachable
 from lorad.migrations import MIGRATIONS
-from tests.kit.warm.client import question
-from tests.kit.warm.processes import Forked, is_warm
+from tests.kit.warm.processes import started
 from tests.kit.world import REPOSITORY, World, world
 
 OLD, NEW = ("-m", "lorad.daemon"), ("-m", "faults.newer_daemon")
@@ -64,14 +63,8 @@ class Upgrade:
         self.known: dict[str, Any] = {}
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
-        """Start a daemon: a fork of the warm process, where there is one."""
         with open(self.made.root / "daemon.out", "ab") as out, open(os.devnull, "rb") as nothing:
-            if is_warm():
-                asked = question([*argv], self.env, "/") | {"detached": True}
-                return Forked(asked, [nothing.fileno(), out.fileno(), out.fileno()])
-            return subprocess.Popen(
-                [sys.executable, *argv], env=self.env, cwd="/", stderr=out, start_new_session=True
-            )
+            return started(argv, self.env, "/", [nothing.fileno(), out.fileno(), out.fileno()], detached=True)
 
     def start(self, *argv: str) -> None:
         self.daemon = self.spawn(*argv)

@@ -12,7 +12,7 @@ from lorad.box.paths import AttemptDir
 from lorad.children.identity import start_time
 from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.users import user_of
-from tests.kit.passable import why_not
+from tests.kit.passable import PASSABLE, why_not
 from tests.kit.warm.processes import WarmProcesses, is_warm
 from tests.kit.warm.ranks import interpreter
 from tests.kit.world import COLD, world
@@ -63,7 +63,10 @@ def rights_of(processes: Processes, root: Path) -> str:
     return attempt.log.read_text()
 
 
-@pytest.mark.skipif(not is_warm() or bool(why_not()), reason="needs root, and a warm process")
+@pytest.mark.skipif(
+    not is_warm() or bool(PASSABLE or why_not()),
+    reason="needs root, a warm process, and a Python that others may start",
+)
 def test_another_user_gets_no_more_rights(tmp_path: Path) -> None:
     expected = rights_of(Processes(), tmp_path / "cold")
     assert "'Uid:', '4001', '4001', '4001', '4001'" in expected and "['NoNewPrivs:', '1']" in expected

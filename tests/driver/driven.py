@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from lorad.protocol.journal import EndFact, JournalWriter, Record, lineage, read
 from lorad.spec.model import to_json
 from lorad.spec.text import load_spec
 from tests.kit.pool_kit import Running, until
-from tests.kit.warm.client import question
-from tests.kit.warm.processes import Forked, is_warm
+from tests.kit.warm.processes import started
 
 SPEC = """
 seed: 3
@@ -38,13 +36,10 @@ FIGURES = ("reward", "loss", "entropy", "grad_norm", "lr", "logprob_difference",
 
 
 def start_driver(attempt: Path, cwd: Path) -> subprocess.Popen[bytes]:
-    """Start a driver: a fork of the warm process, where there is one, with its own pid."""
-    argv = ["-m", "lorad.driver", str(attempt)]
-    if not is_warm():
-        return subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=cwd)
+    """Start a driver of its own process, which says nothing but its errors."""
     with open(os.devnull, "r+b") as nothing:
-        asked = question(argv, dict(os.environ), str(cwd))
-        return Forked(asked, [nothing.fileno(), nothing.fileno(), 2])
+        fds = [nothing.fileno(), nothing.fileno(), 2]
+        return started(["-m", "lorad.driver", str(attempt)], os.environ, cwd, fds, detached=False)
 
 
 class Driven:

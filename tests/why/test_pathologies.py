@@ -69,7 +69,7 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "missing end token": ("no-end", ["model.path=endless", "data.train=rows.jsonl"]),
     "leaking eval": (
-        "leaking", ["data={train: rows.jsonl, eval: leaked.jsonl, prompts_per_step: 4}", "eval.every=8"],
+        "leaking", ["data={train: rows.jsonl, eval: leaked.jsonl, prompts_per_step: 4}", "eval.every=6"],
     ),
     "duplicated prompts": ("duplicates", ["data.train=twice.jsonl"]),
     "group size 2": ("small-groups", ["algorithm.group_size=2", "trainer.lr=1e-4"]),

@@ -169,6 +169,19 @@ class Forked(subprocess.Popen[bytes]):
         self._connection.close()
 
 
+def started(
+    argv: Sequence[str], environment: Mapping[str, str], cwd: str | Path, fds: list[int], *, detached: bool
+) -> subprocess.Popen[bytes]:
+    """Start `python ARGV` with these three descriptors: a fork of the warm process, where there is one."""
+    if is_warm():
+        return Forked(client.question([*argv], dict(environment), str(cwd)) | {"detached": detached}, fds)
+    stdin, stdout, stderr = fds
+    return subprocess.Popen(
+        [sys.executable, *argv],
+        env=environment, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=detached,
+    )  # fmt: skip
+
+
 class WarmDaemon(Forked):
     """A daemon that was forked; it outlives this process."""
 
