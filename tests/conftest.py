@@ -11,6 +11,7 @@ os.environ.update(TEXTUAL_FPS="20")  # nobody watches: drawing every screen sixt
 import contextlib
 import functools
 import gc
+import re
 import shutil
 import sys
 import tempfile
@@ -52,18 +53,28 @@ FIRST = (
     "test_gpu_day",
 )
 
+_ALL_SECOND_TIER = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.system\b(?!\()", re.M)
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of the second tier, a file that never says its mark is not imported: each worker collects all files."""
-    is_second_tier = config.getoption("markexpr").startswith("system")
-    if is_second_tier and collection_path.suffix == ".py" and not has_second_tier(collection_path):
-        return True
-    return None
+    """Files without a test of the tier are not imported: each worker collects all that are."""
+    tier = config.getoption("markexpr")
+    if collection_path.suffix != ".py":
+        return None
+    is_of_the_other = (tier.startswith("system") and not has_second_tier(collection_path)) or (
+        "not system" in tier and is_all_second_tier(collection_path)
+    )
+    return is_of_the_other or None
 
 
 @functools.cache
 def has_second_tier(file: Path) -> bool:
     return b"mark.system" in file.read_bytes()
+
+
+def is_all_second_tier(file: Path) -> bool:
+    """Whether a file gives all its tests the mark."""
+    return has_second_tier(file) and bool(_ALL_SECOND_TIER.search(file.read_bytes()))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -39,6 +39,7 @@ LIGHT = ("aiohttp.web", "rich.console")
 HEAVY_PACKAGES = (
     *("torch", "transformers", "peft", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet"),
     *("pytest", "pytest_asyncio", "xdist.remote", "hypothesis", "syrupy", "textual.app"),
+    *("anthropic", "openai"),  # whose thousands of modules some tests import
 )
 HEAVY = (
     *("models", "trainers", "engines", "pool", "backends.engine_trial", "tui"),
