@@ -1,25 +1,24 @@
-"""The rules of the house that no checker knows: its rooms, its sizes, what start-up may cost."""
+"""The rules of the house that no checker knows: its rooms, its sizes, what start-up may cost.
 
-import ast
-import importlib.metadata
+Those that read the trees of all files are in `test_house_ratchets.py`, which parses them once.
+"""
+
 import os
 import re
 import signal
 import statistics
 import subprocess
 import sys
-import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house_figures import PRIVATE, ROOT, body_lines, nodes_of, own_code
+from tests.house_figures import ROOT, own_code
 from tests.kit.leftovers import kill_leftovers
 
 ROOMS = {"lorad", "cli", "tui", "migrations", "tests", "benchmarks", "faults", "examples", "docs"}
-LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
+LONGEST_FILE = 500  # lines
 MOST_FILES = 20  # of Python, in a folder
 
 
@@ -91,17 +90,6 @@ def test_no_folder_has_too_many_files() -> None:
     assert {folder for folder, files in sizes.items() if files > MOST_FILES} == set()
 
 
-def long_functions(path: Path) -> Iterator[str]:
-    """Yield every function whose body, signature and docstring left out, is over the limit."""
-    for node in nodes_of(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > LONGEST_FUNCTION:
-            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {body_lines(node)} lines"
-
-
-def test_no_function_is_longer_than_a_screen() -> None:
-    assert [place for path in own_code() for place in long_functions(path)] == []
-
-
 TEST = re.compile(r"^\s*(?:async )?def test_(\w+)", re.MULTILINE)
 LONGEST_NAME = 8  # words of a test's name
 
@@ -120,89 +108,6 @@ def test_no_group_is_repeated_possessively() -> None:
     repeated = re.compile(r"\)(?:[*+?]|\{[\d,]+\})\+")
     assert repeated.search(r"(?:ab?c)*+") and not repeated.search(r"(?>(?:ab?c)*)")
     assert [str(path) for path in own_code() if repeated.search(path.read_text())] == []
-
-
-def imported_packages() -> set[str]:
-    """The top-level names of all that lorad imports and neither Python nor lorad has."""
-    nodes = [node for path in own_code() for node in nodes_of(path)]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"lorad"}
-
-
-def private_names_taken(path: Path) -> Iterator[str]:
-    """Yield the private names of other modules of lorad that a file imports or reads."""
-    nodes = nodes_of(path)
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    taken = [
-        (node, alias) for node in imports for alias in node.names if (node.module or "").startswith("lorad")
-    ]
-    modules = set()
-    for statement, alias in taken:
-        place = ROOT / (statement.module or "").replace(".", "/") / alias.name
-        if place.is_dir() or place.with_suffix(".py").exists():
-            modules.add(alias.asname or alias.name)
-        if PRIVATE.match(alias.name):
-            yield f"{path.relative_to(ROOT)}:{statement.lineno} {alias.name}"
-    for node in nodes:
-        if (
-            isinstance(node, ast.Attribute)
-            and ast.unparse(node.value) in modules
-            and PRIVATE.match(node.attr)
-        ):
-            yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
-
-
-def test_no_module_uses_a_private_name_of_another() -> None:
-    assert [found for path in own_code() for found in private_names_taken(path)] == []
-
-
-SQL = re.compile(
-    r"\b(?:SELECT\s.+\sFROM|INSERT\s+(?:OR\s+\w+\s+)?INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|PRAGMA\s)",
-    re.DOTALL,
-)
-
-
-def text_of(node: ast.AST) -> str:
-    """The text that a literal makes, with a letter for what is put into it; empty for what is no text."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) or "x" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def sql_in(path: Path) -> Iterator[str]:
-    """Every text of a file that is a statement of SQL."""
-    for node in nodes_of(path):
-        if isinstance(node, ast.JoinedStr | ast.Constant) and SQL.search(text_of(node)):
-            yield f"{path.relative_to(ROOT)}:{node.lineno}"
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-            )
-            if any(name.partition(".")[0] in ("sqlite3", "sqlite_utils") for name in names):
-                yield f"{path.relative_to(ROOT)}:{node.lineno} imports {', '.join(names)}"
-
-
-def test_only_the_store_speaks_sql() -> None:
-    rooms = (ROOT / "lorad" / "store", ROOT / "migrations")
-    others = [path for path in own_code() if not any(room in path.parents for room in rooms)]
-    assert [found for path in others for found in sql_in(path)] == []
-
-
-def test_every_imported_package_is_a_declared_dependency() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for lines in groups for line in lines}
-    elsewhere = {"megatron": ["megatron-core"]}  # in an environment of its own
-    owners = elsewhere | dict(importlib.metadata.packages_distributions())
-    undeclared = {
-        name
-        for name in imported_packages()
-        if declared.isdisjoint(d.lower().replace("_", "-") for d in owners.get(name, [name]))
-    }
-    assert undeclared == set()
 
 
 def light_modules() -> list[str]:
