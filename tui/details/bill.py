@@ -10,6 +10,7 @@ from lorad.client.bill_words import bill_words
 from lorad.client.client import Client
 from lorad.records.bill import Bill
 from lorad.text import one_line
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
 from lorad.tui.widgets.columns import TableColumn, Values
@@ -36,12 +37,15 @@ _COLUMNS = (
 )
 
 
+class _BillScreen(DetailScreen):
+    BINDINGS = bindings("bill")
+
+
 def bill() -> DetailScreen:
     choices = (_BY, [*_SINCE])
-    return DetailScreen(
+    return _BillScreen(
         DetailKind(
             "bill",
-            ["bill"],
             _COLUMNS,
             _fetch,
             _draw,

@@ -11,6 +11,7 @@ from lorad.client.client import Client
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.text import one_line, size
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import busy, holder, used
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
@@ -35,11 +36,13 @@ class _DeviceSeen(Struct, frozen=True):
     pool: Pool | None = None
 
 
+class _DeviceScreen(DetailScreen):
+    BINDINGS = bindings("device")
+
+
 def device(name: str) -> DetailScreen:
     lacks = "No pool of this daemon is on the device."
-    return DetailScreen(
-        DetailKind("device", ["device"], _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks)
-    )
+    return _DeviceScreen(DetailKind("device", _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks))
 
 
 def _fetch(name: str, client: Client, _chosen: Chosen) -> _DeviceSeen:

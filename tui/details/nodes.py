@@ -6,6 +6,7 @@ from textual.geometry import Size
 
 from lorad.records.pools import NodeStatus, Pool
 from lorad.text import age, one_line
+from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import base, counted
 from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
@@ -31,11 +32,14 @@ class _Seen(Struct, frozen=True):
     pools: list[Pool]
 
 
+class _NodesScreen(DetailScreen):
+    BINDINGS = bindings("nodes")
+
+
 def nodes() -> DetailScreen:
-    return DetailScreen(
+    return _NodesScreen(
         DetailKind(
             "nodes",
-            ["nodes"],
             _COLUMNS,
             lambda client, _: _Seen(client.nodes(), client.pools()),
             _draw,

@@ -10,6 +10,7 @@ from textual.geometry import Size
 from lorad.client.client import Client
 from lorad.errors import NotAllowed, NotFound
 from lorad.text import one_line
+from lorad.tui.actions.table import bindings
 from lorad.tui.details import pool_figures
 from lorad.tui.details.pool_figures import Seen
 from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
@@ -37,6 +38,10 @@ class _PoolNews(Struct, frozen=True):
     log: Part | None
 
 
+class _PoolScreen(DetailScreen):
+    BINDINGS = bindings("pool", "pool_screen")
+
+
 def pool(name: str) -> DetailScreen:
     logs = PoolLogs()  # it reads on the feed's thread
 
@@ -46,8 +51,7 @@ def pool(name: str) -> DetailScreen:
 
     fetch = partial(_fetch, name, logs)
     columns = pool_figures.COLUMNS
-    views = ["pool", "pool_screen"]
-    return DetailScreen(DetailKind("pool", views, columns, fetch, partial(_draw, name), also=([logs], log)))
+    return _PoolScreen(DetailKind("pool", columns, fetch, partial(_draw, name), also=([logs], log)))
 
 
 def _fetch(name: str, logs: PoolLogs, client: Client, _chosen: Chosen) -> _PoolNews:

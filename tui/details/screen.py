@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
-from textual.binding import BindingsMap
 from textual.geometry import Size
 from textual.widget import Widget
 
@@ -54,7 +53,6 @@ class DetailKind:
 
     Attributes:
         name: Its name among the `SCREENS`.
-        views: The views in the table of actions whose keys it has.
         fetch: Asks the daemon, on the feed's thread; gets what is chosen.
         draw: Draws what was fetched, None before anything was; gets what is chosen and the size.
         lacks: Says that no pool is there to be opened.
@@ -65,7 +63,6 @@ class DetailKind:
     """
 
     name: str
-    views: Sequence[str]
     columns: Columns
     fetch: Callable[[Client, Chosen], Any]
     draw: Callable[[Any | None, Chosen, Size], Drawn]
@@ -77,7 +74,10 @@ class DetailKind:
 
 
 class DetailScreen(TableScreen):
-    """A detail: it is fetched and drawn as its kind says, and anew whenever something else is chosen."""
+    """A detail: it is fetched and drawn as its kind says, and anew whenever something else is chosen.
+
+    A class for each kind has its keys.
+    """
 
     TABLE = "detail"
     BINDINGS = bindings("back")
@@ -100,7 +100,6 @@ class DetailScreen(TableScreen):
         super().__init__()
         self.detail = detail
         self.add_class(f"-{detail.name}")
-        self._bindings = BindingsMap.merge([self._bindings, BindingsMap(bindings(*detail.views))])
         self._chosen = detail.chosen
         self._fetched: Any | None = None
         self._fetched_at = float("-inf")  # monotonic, the feed's thread's
