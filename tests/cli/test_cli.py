@@ -16,7 +16,8 @@ from tests.kit.world import SMALL, World, world
 
 # Slow, and little to do: it goes on beside what is typed.
 LONG = SMALL.replace("steps: 6", "steps: 400") + "reward: {name: 'slow.py:score', workers: 1}\n"
-SLOW = "import time\ndef score(completion):\n    time.sleep(0.02)\n    return sum(map(ord, completion)) % 5 / 5\n"  # groups differ: no alarm
+SLOW = "import time\ndef score(completion):\n    time.sleep(0.02)\n    return "
+SLOW += "sum(map(ord, completion)) % 5 / 5\n"  # groups differ: there is no alarm
 
 
 @pytest.fixture(scope="module")
