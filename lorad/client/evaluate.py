@@ -30,6 +30,7 @@ _OTHERS = {
     "prompt_key": None, "answer_key": None, "env": None,
 }  # fmt: skip
 _TASK_PROBLEMS = 256  # of a builtin task, which has rows without end
+_COMMAND = [sys.executable, "-P", "-m", "lorad.evaluation"]
 
 
 class Grading(Struct, frozen=True, kw_only=True, tag=True):
@@ -126,7 +127,7 @@ def graded(grading: Grading) -> list[Sample]:
 def _ask(client: Client, request: Wanted | Grading, kind: type[_Answer]) -> _Answer:
     """Ask a process of its own, which shows on stderr how far it is. Raises what that raised."""
     process = subprocess.run(
-        [sys.executable, "-P", "-m", "lorad.evaluation"],
+        _COMMAND,
         input=msgspec.json.encode(request) + b"\n",
         stdout=subprocess.PIPE,
         env=os.environ | {"LORAD_HOME": str(client.home.root)},

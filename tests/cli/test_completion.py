@@ -4,6 +4,7 @@ read.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from lorad.models.directory import BUILTIN
 from lorad.spec.numbers import BUILTIN_MODELS
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import Terminal
+from tests.kit.warm.processes import CLIENT as WARM
 
 __all__ = ["frozen"]
 BIN = str(Path(sys.executable).parent)
@@ -56,8 +58,17 @@ def shell(request: pytest.FixtureRequest, frozen: Client, tmp_path: Path) -> Ite
         pytest.skip(f"there is no {request.param} here")
     for name in ("my-spec.yaml", "my-rows.jsonl"):
         (tmp_path / name).touch()
+    (program_of_ours := tmp_path / "bin" / "lorad").parent.mkdir()
+    program_of_ours.write_text(f'#!/bin/sh\nexec {shlex.join(WARM)} {BIN}/lorad "$@"\n')
+    program_of_ours.chmod(0o755)
     home = {"HOME": str(tmp_path), "LORAD_HOME": str(frozen.home.root), "XDG_CONFIG_HOME": str(tmp_path)}
-    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "TERM": "xterm", "PS1": "> ", "ZDOTDIR": str(tmp_path)}
+    home["ZDOTDIR"] = str(tmp_path)
+    path = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "TERM": "xterm",
+        "PS1": "> ",
+        "ZDOTDIR": str(tmp_path),
+    }
     options, install = SHELLS[request.param]
     environment = {name: value for name, value in os.environ.items() if name != "LORAD_HOME"} | home | path
     terminal = Terminal([program, *options], 200, environment)

@@ -82,19 +82,18 @@ def test_a_paused_and_killed_job_is_resumed(spec: Path, home: Path) -> None:
     """By the same command; neither leaves anything."""
     with begun(spec) as job:
         read_until(job, "step 3/")
-        job.send_signal(signal.SIGTERM)
-        assert "job is paused at step" in read_until(job, "resumes it") and job.wait(30) == 143
-    assert of_home(home) == []
+        os.killpg(job.pid, signal.SIGKILL)
+    until(lambda: of_home(home) == [])
     with begun(spec, "trainer.steps=6") as job:
         assert "trainer.steps is 6 in" in read_until(job, "job is resumed")
         read_until(job, "step ")
-        os.killpg(job.pid, signal.SIGKILL)
-    until(lambda: of_home(home) == [])
+        job.send_signal(signal.SIGTERM)
+        assert "job is paused at step" in read_until(job, "resumes it") and job.wait(30) == 143
+    assert of_home(home) == []
     with begun(spec) as job:
         read_until(job, "job is resumed")
-        read_until(job, "step ")
-        job.terminate()
-        read_until(job, "is paused at step")
+        os.killpg(job.pid, signal.SIGKILL)
+    until(lambda: of_home(home) == [])
 
 
 @pytest.mark.long

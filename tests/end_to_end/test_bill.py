@@ -1,4 +1,4 @@
-"""The bill of eight runs in one pool, after pool, driver and daemon were killed: it adds up to what the pool
+"""The bill of five runs in one pool, after pool, driver and daemon were killed: it adds up to what the pool
 used, to 1 %, and its tokens are those of the journals.
 """
 
@@ -22,7 +22,7 @@ from tests.kit.world import SMALL, World, world
 
 pytestmark = pytest.mark.system
 
-RUNS = [f"run-{number}" for number in range(8)]
+RUNS = [f"run-{number}" for number in range(5)]
 SPEC = SMALL.replace("steps: 6", "steps: 4") + "resources: {restart: on-failure}\n"
 # those that are killed, before they can end, and stopped later: the first one has no checkpoint when it is
 LONGER = {RUNS[0]: ["trainer.steps=6000", "checkpoint.every=6000"], RUNS[1]: ["trainer.steps=6000"]}
@@ -31,7 +31,7 @@ PRICES = "prices: {cpu_hour: 3600, currency: CHF}\n"
 
 @pytest.fixture(scope="module")
 def billed() -> Iterator[World]:
-    """Eight runs that have ended, in a pool that is in its second life."""
+    """Five runs that have ended, in a pool that is in its second life."""
     with world() as made:
         made.home.root.mkdir(parents=True, mode=0o700)
         made.home.config.write_text(PRICES)
@@ -152,9 +152,9 @@ def test_served_tokens_are_those_of_the_run(billed: World) -> None:
 
 
 def test_removed_run_stays_on_the_bill(billed: World) -> None:
-    before = lines(billed.client.bill())[RUNS[7]]
-    billed.lorad("rm", RUNS[7], "--yes")
-    after = lines(billed.client.bill())[RUNS[7]]
+    before = lines(billed.client.bill())[RUNS[4]]
+    billed.lorad("rm", RUNS[4], "--yes")
+    after = lines(billed.client.bill())[RUNS[4]]
     assert (after.held, after.sampled, after.disk) == (before.held, before.sampled, None)
 
 

@@ -47,6 +47,7 @@ STANDS_FOR = {
     "MODEL": "builtin:tiny",
     "NAME=DIR": "helper=./adapter",
     "key=value": "trainer.lr=3e-4",
+    "120": "100",  # steps
 }
 
 # Any letter is as likely as any other, so that rewards differ and every step is an update.

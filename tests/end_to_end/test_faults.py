@@ -263,8 +263,8 @@ def small_disk(made: World, size: str) -> Iterator[Path]:
 
 
 def test_failing_run_changes_nothing_for_its_neighbour(made: World) -> None:
-    made.run("calm", "trainer.steps=12", "seed=5")
-    started = [("beside", "trainer.steps=12"), ("broken", "reward=rewards.py:never")]
+    made.run("calm", "trainer.steps=8", "seed=5")
+    started = [("beside", "trainer.steps=8"), ("broken", "reward=rewards.py:never")]
     for name, override in started:
         made.lorad("run", made.spec(SMALL), override, "seed=5", "--name", name, "--detach")
     assert made.over("broken").reason == "failed" and made.over("beside").reason == "completed"

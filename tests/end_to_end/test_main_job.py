@@ -25,17 +25,22 @@ VERSION_KEYS = {
 }
 
 
+STEPS = 40  # of the 60 of the example
+VERSION, BEFORE = f"demo@{STEPS}", f"demo@{STEPS - 1}"  # the last one, and what the last step sampled
+
+
 @pytest.fixture(scope="module")
 def demo() -> Iterator[tuple[World, Any]]:
     with world() as made:
         example = REPOSITORY / "examples" / "demo.yaml"
-        yield made, made.json("run", example, "eval.every=30", "--name", "demo", "--wait")
+        shorter = (f"trainer.steps={STEPS}", f"eval.every={STEPS}", "eval.problems=128")
+        yield made, made.json("run", example, *shorter, "--name", "demo", "--wait")
 
 
 def test_demo_lifts_held_out_exact_match(demo: tuple[World, Any]) -> None:
     _, run = demo
     assert run["state"] == "ended" and run["reason"] == "completed"
-    assert run["step"] == run["steps"] == 60
+    assert run["step"] == run["steps"] == STEPS
     assert run["eval_first"] < 0.35
     assert run["eval_last"] >= 0.80
 
@@ -54,13 +59,13 @@ def test_json_has_the_keys_that_scripts_rely_on(demo: tuple[World, Any]) -> None
 
 def test_every_version_is_attested_and_numbered_once(demo: tuple[World, Any]) -> None:
     versions = demo[0].json("adapters", "demo")
-    assert [v["version"] for v in versions] == list(range(61))
+    assert [v["version"] for v in versions] == list(range(STEPS + 1))
     assert {v["attested"] for v in versions} == {"passed"}
 
 
 def test_keep_prunes_old_checkpoints(demo: tuple[World, Any]) -> None:
     made, _ = demo
-    assert [c["step"] for c in made.json("checkpoints", "demo")] == [40, 50, 60]
+    assert [c["step"] for c in made.json("checkpoints", "demo")] == [STEPS - 20, STEPS - 10, STEPS]
     directory = Path(made.json("show", "demo")["directory"])
     assert len(list((directory / "checkpoints").iterdir())) == 3
 
@@ -72,7 +77,7 @@ def test_engine_and_trainer_agree_on_every_step(demo: tuple[World, Any]) -> None
 
 def test_scripts_wait_for_runs_and_figures(demo: tuple[World, Any]) -> None:
     made, _ = demo
-    assert "demo is ended (completed) at step 60 of 60" in made.lorad("wait", "demo").stderr
+    assert f"demo is ended (completed) at step {STEPS} of {STEPS}" in made.lorad("wait", "demo").stderr
     assert made.json("wait", "demo", "--metric", "eval>0.8")[0]["name"] == "demo"
     missed = made.lorad("wait", "de*", "--metric", "eval>2", expect=1).stderr
     assert "eval>2 was never true: eval was 0.9" in missed
@@ -87,10 +92,10 @@ def test_scripts_wait_for_runs_and_figures(demo: tuple[World, Any]) -> None:
 
 def test_export_has_tokenizer_and_card_and_merges(demo: tuple[World, Any], tmp_path: Path) -> None:
     made, _ = demo
-    made.lorad("export", "demo@60", tmp_path / "adapter")
+    made.lorad("export", VERSION, tmp_path / "adapter")
     assert {"README.md", "tokenizer.json"} <= verify(tmp_path / "adapter").keys()
     assert "| algorithm | grpo |" in (tmp_path / "adapter" / "README.md").read_text()
-    merged = made.json("export", "demo@60", tmp_path / "model", "--merge")
+    merged = made.json("export", VERSION, tmp_path / "model", "--merge")
     assert merged["path"] == str(tmp_path / "model")
     resumed = made.json(
         "run",
@@ -118,15 +123,15 @@ def test_peft_computes_the_same_with_exported_version(
 
     made, _ = demo
     target = made.root / "exported"
-    made.lorad("export", "demo@60", target)
+    made.lorad("export", VERSION, target)
     verify(target)
     monkeypatch.chdir(tmp_path)  # PEFT finds the base from any directory
     tokenizer = AutoTokenizer.from_pretrained(resolve("builtin:tiny"))
     model = AutoPeftModelForCausalLM.from_pretrained(target)
-    for sample in made.client.samples("demo", step=60)[::16]:  # sampled by version 59
-        assert sample.version == "demo@59"
+    for sample in made.client.samples("demo", step=STEPS)[::16]:
+        assert sample.version == BEFORE
     for prompt in ("S:5172=", "S:90316284="):
-        ours = made.json("generate", "demo@60", prompt, "--max-new-tokens", "12")["completions"][0]["text"]
+        ours = made.json("generate", VERSION, prompt, "--max-new-tokens", "12")["completions"][0]["text"]
         assert ours == greedy(model, tokenizer, prompt)
     compare_logprobs(made, model, tokenizer)
 
@@ -141,13 +146,13 @@ def greedy(model: Any, tokenizer: Any, prompt: str) -> str:
 
 
 def compare_logprobs(made: World, model: Any, tokenizer: Any) -> None:
-    """The engine's log-probabilities of step 60's samples against PEFT's for the version that made them."""
+    """The engine's log-probabilities of the last samples against PEFT's for the version that made them."""
     import torch
 
-    made.lorad("export", "demo@59", made.root / "exported59")
+    made.lorad("export", BEFORE, made.root / "exported59")
     model.load_adapter(made.root / "exported59", adapter_name="before")
     model.set_adapter("before")
-    for sample in made.client.samples("demo", step=60)[::16]:
+    for sample in made.client.samples("demo", step=STEPS)[::16]:
         prompt = tokenizer(sample.prompt)["input_ids"]
         ids = torch.tensor([prompt + sample.tokens])
         with torch.no_grad():

@@ -23,7 +23,7 @@ algorithm: {group_size: 4}
 data: {train: sort, prompts_per_step: 4}
 trainer: {lr: 2.0e-3, steps: 8, schedule: cosine, warmup_steps: 2}
 rollout: {max_new_tokens: 12}
-eval: {every: 4, problems: 8}
+eval: {every: 4, problems: 4}
 checkpoint: {every: 2, keep: 2}
 """
 
@@ -67,16 +67,16 @@ def test_killed_and_resumed_equals_undisturbed(
 
 def test_dora_resumes_and_its_versions_are_attested(undisturbed: tuple[World, dict[str, Any]]) -> None:
     made, _ = undisturbed
-    text = SPEC.replace("dropout: 0.1", "dora: true").replace("steps: 8", "steps: 4, schedule_steps: 8")
+    text = SPEC.replace("dropout: 0.1", "dora: true").replace("steps: 8", "steps: 3, schedule_steps: 8")
     made.run("dora", text=text)
-    made.run("dora-half", "trainer.steps=3", text=text)
-    made.lorad("resume", "dora-half", "trainer.steps=4", "--wait")
+    made.run("dora-half", "trainer.steps=2", text=text)
+    made.lorad("resume", "dora-half", "trainer.steps=3", "--wait")
     whole, halves = made.client.adapters("dora"), made.client.adapters("dora-half")
     assert whole[-1].sha256 == halves[-1].sha256 != whole[0].sha256
     assert {version.attested for version in whole} == {"passed"}
-    made.lorad("fork", "dora@4", "--name", "dora-fork", "trainer.steps=1")
+    made.lorad("fork", "dora@3", "--name", "dora-fork", "trainer.steps=1")
     assert made.client.adapters("dora-fork")[0].sha256 == whole[-1].sha256
-    made.lorad("export", "dora@4", str(made.root / "merged"), "--merge")
+    made.lorad("export", "dora@3", str(made.root / "merged"), "--merge")
     assert (made.root / "merged" / "model.safetensors").is_file()
 
 
@@ -120,9 +120,9 @@ def test_resume_keeps_threads_and_every_bit() -> None:
     with world() as made:
         made.home.root.mkdir()
         made.home.config.write_text("runtime: {threads: 2}")
-        made.run("calm", text=SPEC)
-        start(made, "moved")
-        made.strike("moved", "driver", 3)
+        made.run("calm", "trainer.steps=6", text=SPEC)
+        made.lorad("run", made.spec(SPEC), "trainer.steps=6", "--name", "moved", "--detach")
+        made.strike("moved", "driver", 2)
         assert made.over("moved").reason == "lost"
         made.home.config.write_text("runtime: {threads: 1}")
         made.lorad("daemon", "stop", "--pools")

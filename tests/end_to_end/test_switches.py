@@ -16,7 +16,11 @@ from tests.kit.world import SMALL, World, world
 
 pytestmark = pytest.mark.system
 
-QUICK = SMALL.replace("steps: 6", "steps: 2").replace("every: 2}", "every: 50}")
+QUICK = (
+    SMALL.replace("steps: 6", "steps: 2")
+    .replace("every: 2}", "every: 50}")
+    .replace("tokens: 12", "tokens: 8")
+)
 REWARD = """
 print("imported")
 
@@ -39,6 +43,12 @@ def made() -> Iterator[World]:
 def plain(made: World) -> str:
     """The digest that a run without any switch ends with."""
     return digest(made, "plain")
+
+
+@pytest.fixture(scope="module")
+def first_step(made: World) -> str:
+    """The same of one step, which each switch of the weights has a part in."""
+    return digest(made, "first-step", "trainer.steps=1")
 
 
 def digest(made: World, name: str, *overrides: str) -> str:
@@ -70,15 +80,16 @@ def metric(made: World, run: str, key: str) -> list[float]:
         ("loraplus", "trainer.loraplus_lr_ratio=4"),
     ],
 )
-def test_a_switch_changes_the_weights(made: World, plain: str, name: str, override: str) -> None:
-    assert digest(made, name, override) != plain
+def test_a_switch_changes_the_weights(made: World, first_step: str, name: str, override: str) -> None:
+    assert digest(made, name, override, "trainer.steps=1") != first_step
 
 
-def test_what_does_not_concern_the_weights_changes_none(made: World, plain: str) -> None:
+def test_what_does_not_concern_the_weights_changes_none(made: World, plain: str, first_step: str) -> None:
     assert (
         digest(made, "watched", "eval={every: 1, problems: 8}", "checkpoint.every=1", "lora.type=lora")
         == plain
     )
+    assert made.client.adapters("watched")[1].sha256 == first_step
     assert [e.step for e in made.client.evals("watched")] == [0, 1, 2] and made.client.evals("plain") == []
 
 
@@ -199,7 +210,7 @@ def test_another_architecture_is_refused_by_its_name(made: World) -> None:
 
 
 def test_generating_during_a_run_changes_nothing(made: World) -> None:
-    overrides = ("trainer.steps=12", "lora.dropout=0.1")
+    overrides = ("trainer.steps=8", "lora.dropout=0.1")
     calm = digest(made, "calm", *overrides)
     for pool in made.client.pools():
         made.client.stop_pool(pool.pool)
@@ -213,7 +224,7 @@ def test_generating_during_a_run_changes_nothing(made: World) -> None:
 
 def test_kills_and_an_older_checkpoint_leave_one_lineage(made: World) -> None:
     # it is not over when it is killed
-    overrides = ("trainer.steps=16", "checkpoint.every=2", "checkpoint.keep=16")
+    overrides = ("trainer.steps=14", "checkpoint.every=2", "checkpoint.keep=16")
     made.run("straight", *overrides, text=QUICK)
     made.lorad("run", made.spec(QUICK), *overrides, "--name", "bent", "--detach")
     for step in (3, 5):

@@ -18,7 +18,7 @@ SPEC = """
 seed: 3
 algorithm: {group_size: 4}
 data: {train: sort, prompts_per_step: 4}
-trainer: {lr: 2.0e-3, steps: 6}
+trainer: {lr: 2.0e-3, steps: 4}
 rollout: {max_new_tokens: 12}
 eval: {every: 0}
 checkpoint: {every: 100}
@@ -82,7 +82,7 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "judge down": ("graders-fail", [JUDGE]),
     "a reward that raises": ("graders-fail", ["reward={name: 'rewards.py:half', max_failures: 1}"]),
     "length hacking": (
-        "length-hacking", ["reward=rewards.py:long", "rollout.max_new_tokens=32", "trainer.steps=12"],
+        "length-hacking", ["reward=rewards.py:long", "rollout.max_new_tokens=32", "trainer.steps=9"],
     ),
     "repetition": (
         "repetition",
@@ -94,7 +94,10 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "a stop that is everywhere": ("empty", ["rollout.stop=['0','1','2','3','4','5','6','7','8','9']"]),
     "learnt by heart": (
         "overfit",
-        [*SUPERVISED, "data.train=few.jsonl", "data.eval=held_out.jsonl", "eval.every=4", "trainer.lr=1e-2"],
+        [
+            *SUPERVISED, "data.train=few.jsonl", "data.eval=held_out.jsonl", "eval.every=4",
+            "trainer={lr: 1e-2, steps: 6}",
+        ],
     ),
     "few evaluations": (
         "few-evals", ["eval={every: 8, problems: 2}", "algorithm.group_size=8", "trainer.steps=8"],

@@ -112,7 +112,8 @@ async def sample_canaries(
     has one, and a completion with one comes last.
     """
     random = np.random.default_rng([vocab_size, count, tokens])
-    words = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), [*placeholders])
+    words = np.arange(vocab_size, dtype=np.int32)
+    words = words[~np.isin(words, [*placeholders])]
     prompts = [
         Prompt(
             id=str(index),

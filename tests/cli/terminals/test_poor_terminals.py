@@ -20,6 +20,7 @@ from lorad.client.transport import Transport
 from lorad.errors import StorageError
 from tests.kit.frozen.world import frozen
 from tests.kit.pty_kit import on_terminal
+from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import COLD, world
 
 __all__ = ["frozen"]
@@ -204,6 +205,7 @@ def test_everything_works_in_a_strange_place(monkeypatch: pytest.MonkeyPatch, tm
             (made.root / "zeilen ü.jsonl").write_text('{"prompt": "größe", "answer": "ü"}\n')
             keys = ("data.train=zeilen ü.jsonl", "data.prompts_per_step=1", "trainer.steps=1")
             made.lorad("run", made.spec(name="spec ü.yaml"), *keys, "--name", "e")
+            made.python = WARM  # the daemon and what it starts stay cold
             made.lorad("resume", "e", "--steps", "2")
             made.completed("e")
             made.lorad("verify", "e")

@@ -94,11 +94,12 @@ def have_warm_children() -> None:
 
 def keep_warm() -> None:
     """Have a process of lorad that was forked from the warm process start others from there too."""
-    from lorad.client import launch
-    from lorad.daemon.api.verbs import trial
+    from lorad.client import evaluate, launch
+    from lorad.daemon.api.verbs import generate, trial
     from lorad.daemon.runs import preflight
 
     have_warm_children()
+    evaluate._COMMAND[:1] = python()
 
     def warm_guarded(argv: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
         if enters(argv):  # the environment of another user, who does not reach the warm process
@@ -119,6 +120,7 @@ def keep_warm() -> None:
         (Processes, "has_ended", WarmProcesses.has_ended),
         (preflight, "under_guard", warm_guarded),
         (trial, "under_guard", warm_guarded),
+        (generate, "under_guard", warm_guarded),
         (launch, "_spawn", WarmDaemon),
     ):
         setattr(place, name, value)
