@@ -1,6 +1,8 @@
 """Every loss of `lorad/rl/loss.py` in a trainer: the golden cases, with gradients in place of derivatives."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,14 +13,18 @@ from lorad.spec.algorithm import Preference
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.goldens import CASES, LENGTHS, POLICIES, given, loss_and_gradient, policy_targets
 from tests.conformance.reference import random_batch
-from tests.conformance.trainer_gradients import Gradients
+from tests.conformance.trainer_gradients import OnPlain
 
 _ABSOLUTE = ("dft", "dppo_tv", "prime_default", "distill")
 """Cases that look at probabilities themselves, which are others on another model."""
 PREFERENCES = (Preference(nll=0.2), Preference("ipo"), Preference("simpo"), Preference("kto", beta=0.3))
 
 
-class Losses(Gradients):
+class Losses(OnPlain):
+    """policies: the golden cases, of which a slow backend may have some."""
+
+    policies: ClassVar[Sequence[str]] = tuple(POLICIES)
+
     async def test_losses_have_the_gradients_of_the_goldens(self, trainer: Trainer, start: Path) -> None:
         """A loss has the gradient of `linear` with its derivatives as coefficients; where ratios are of whole
         samples, also with a micro-batch for each of them.
@@ -30,7 +36,7 @@ class Losses(Gradients):
         await self.open_plain(trainer, start)
         logprobs = await trainer.logprobs(Policy("plain"), batch)
         await trainer.close("plain")
-        for name in POLICIES:
+        for name in self.policies:
             loss, targets, total = policy_targets(name)
             targets = self._shifted(targets, logprobs)
             value, slope = loss_and_gradient(loss, targets, total, logprobs)

@@ -10,7 +10,7 @@ from lorad.driver.train import sequence_log_ratios
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.spec.algorithm import Ratio
 from lorad.trainers.base import Policy, Trainer
-from tests.conformance.trainer_gradients import Gradients
+from tests.conformance.trainer_gradients import OnPlain
 
 _TURNS = ((4, 3, 5, 2), (2, 4, 1), (6,))
 """Tokens of each sample: sampled, written by the environment, sampled, …"""
@@ -43,7 +43,7 @@ def targets_of(batch: Batch) -> PolicyTargets:
     )
 
 
-class Masks(Gradients):
+class Masks(OnPlain):
     async def test_masked_rows_score_like_split_rows(self, trainer: Trainer, start: Path) -> None:
         whole, split = episodes()
         assert whole.targets.tolist() == split.completions.tolist()
@@ -67,6 +67,23 @@ class Masks(Gradients):
             found.append((stats.loss, await self.gradient(trainer, "plain")))
         assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-4)
         np.testing.assert_allclose(found[0][1], found[1][1], atol=self.close_to)
+
+    async def test_wrong_masks_are_refused(self, trainer: Trainer, start: Path) -> None:
+        whole, _ = episodes()
+        await self.open_plain(trainer, start)
+        assert whole.sampled is not None
+        none = np.where(np.arange(whole.sampled.size) < sum(_TURNS[0]), False, whole.sampled)
+        for sampled in (whole.sampled[1:], whole.sampled.astype(np.uint8), none):
+            with pytest.raises(ValueError, match="sampled"):
+                await trainer.logprobs(Policy("plain"), msgspec.structs.replace(whole, sampled=sampled))
+        with pytest.raises(ValueError, match="numbers for"):
+            await trainer.forward_backward(
+                "plain", whole, PolicyTargets(np.ones(whole.completions.size)), PolicyLoss("linear"), 1.0
+            )
+
+
+class Ratios(OnPlain):
+    """Those of whole samples, in such rows."""
 
     async def test_ratios_of_samples_leave_out_told_tokens(self, trainer: Trainer, start: Path) -> None:
         """The ratio of a sample is that of its sampled tokens, in their number."""
@@ -105,16 +122,3 @@ class Masks(Gradients):
         assert found[1][:3] == pytest.approx(found[0][:3], rel=1e-3, abs=1e-4)
         np.testing.assert_allclose(found[1][3], found[0][3], atol=self.close_to)
         assert found[2][1] != pytest.approx(found[0][1], rel=1e-3)
-
-    async def test_wrong_masks_are_refused(self, trainer: Trainer, start: Path) -> None:
-        whole, _ = episodes()
-        await self.open_plain(trainer, start)
-        assert whole.sampled is not None
-        none = np.where(np.arange(whole.sampled.size) < sum(_TURNS[0]), False, whole.sampled)
-        for sampled in (whole.sampled[1:], whole.sampled.astype(np.uint8), none):
-            with pytest.raises(ValueError, match="sampled"):
-                await trainer.logprobs(Policy("plain"), msgspec.structs.replace(whole, sampled=sampled))
-        with pytest.raises(ValueError, match="numbers for"):
-            await trainer.forward_backward(
-                "plain", whole, PolicyTargets(np.ones(whole.completions.size)), PolicyLoss("linear"), 1.0
-            )

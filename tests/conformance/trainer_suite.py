@@ -4,15 +4,16 @@ does.
 
 from tests.conformance.trainer_checkpoints import Checkpoints
 from tests.conformance.trainer_critics import Critics
+from tests.conformance.trainer_gradients import Gradients, Steps
 from tests.conformance.trainer_losses import Losses
 from tests.conformance.trainer_many import Many
-from tests.conformance.trainer_masks import Masks
+from tests.conformance.trainer_masks import Masks, Ratios
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_slots import Slots
 from tests.tinker.trainer_labels import Labels
 
 
-class PolicySuite(Numbers, Losses, Labels, Masks, Slots, Many, Checkpoints):
+class PolicySuite(Numbers, Gradients, Steps, Losses, Labels, Masks, Ratios, Slots, Many, Checkpoints):
     """Every rule of a trainer that has no critics; fixtures and tolerances are those of `TrainerCase`."""
 
 
@@ -24,7 +25,7 @@ class Base(Numbers, Slots, Many):
     """The rules that hang on how a base computes: of another base `make test` has these alone."""
 
 
-class Rest(Masks, Checkpoints, Critics):
+class Rest(Gradients, Steps, Masks, Ratios, Checkpoints, Critics):
     """The others, for `make test-system`."""
 
 

@@ -11,7 +11,7 @@ from lorad.protocol.calls import ForwardBackward
 from lorad.tinker.losses import NEEDS, check, policy_of
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.reference import random_batch
-from tests.conformance.trainer_gradients import Gradients
+from tests.conformance.trainer_gradients import OnPlain
 from tests.conformance.trainer_kit import PLAIN, spec_for
 from tests.tinker.by_hand import by_hand
 
@@ -36,7 +36,7 @@ def inputs_of(logprobs: np.ndarray) -> dict[str, np.ndarray]:
     return {key: value.astype(np.float32) for key, value in made.items()}
 
 
-class Labels(Gradients):
+class Labels(OnPlain):
     async def test_labels_are_scored_in_place_of_next_tokens(self, trainer: Trainer, start: Path) -> None:
         """Each label has the log-probability that it has as the next token behind what was read."""
         batch, place = labelled(), 0

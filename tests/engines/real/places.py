@@ -91,6 +91,10 @@ async def opened(
         await engine.close()
 
 
+FITS = ("data.max_prompt_tokens=256", "rollout.temperature=0.9")
+"""What the servers of all tests have room for; their log-probabilities are those of the temperature."""
+
+
 def url_of(server: RemoteEngine) -> str:
     """Say in a spec that a run speaks with a server that is there: it starts none of its own."""
     return f"rollout.url={server._fleet.servers[0].http.address}"

@@ -11,7 +11,7 @@ from lorad.engines.remote.engine import RemoteEngine
 from lorad.records.runs import RunDetails
 from lorad.records.samples import Sample
 from tests.driver.episodes.test_door import AGENT, TEMPLATE
-from tests.engines.real.places import TINY, url_of
+from tests.engines.real.places import FITS, TINY, url_of
 from tests.engines.real.test_whole_run import configure
 from tests.kit.world import World, world
 
@@ -53,8 +53,6 @@ class Waits:
         pass
 """
 ONE_STEP = ("trainer.steps=1", "eval.every=0", "data.train=rows.jsonl", "deterministic=false")
-FITS = ("data.max_prompt_tokens=256", "rollout.temperature=0.9")
-"""What the server of all tests has room for; its log-probabilities are those of the temperature."""
 KINDS = ("grows", "forgets", "branches", "streams")
 RECIPE = Path(__file__).parents[3] / "examples" / "lookup.yaml"
 DELAYED = """

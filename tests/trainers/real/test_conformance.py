@@ -17,11 +17,11 @@ from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import Glm4Moe, Mixtral, MixtureOfExperts, Olmoe, Qwen2Moe
-from tests.conformance.trainer_gradients import Gradients
+from tests.conformance.trainer_gradients import Gradients, Steps
 from tests.conformance.trainer_kit import MakeTrainer, TrainerCase, spec_for
 from tests.conformance.trainer_losses import Losses
 from tests.conformance.trainer_many import Many
-from tests.conformance.trainer_masks import Masks
+from tests.conformance.trainer_masks import Masks, Ratios
 from tests.conformance.trainer_numbers import Numbers
 from tests.conformance.trainer_routes import ReplayedRoutes
 from tests.conformance.trainer_slots import Slots
@@ -78,7 +78,13 @@ class TestFsdpOneRank(Ranks, TrainerSuite):
 
 
 class TestFsdpTwoRanks(Ranks, TrainerSuite):
+    """Of the golden cases one for each kind of a loss, its ratios and its KL; the builtin trainer has all."""
+
     backend, sizes = "fsdp", {"dp": 2}
+    policies = (
+        *("grpo", "grpo_kl_k3", "dual_clip", "gspo", "gmpo", "cispo", "topr", "sapo", "dppo_tv"),
+        *("prime_default", "dro", "dft", "dapo_sequence_mask", "vespo"),
+    )
 
 
 @pytest.mark.long
@@ -103,14 +109,14 @@ class TestDoraContextParallel(Ranks, Dora):
     backend, sizes = "fsdp", {"cp": 2}
 
 
-class TestFsdpContextParallel(Ranks, Numbers, Masks):
+class TestFsdpContextParallel(Ranks, Numbers, Gradients, Masks, Ratios):
     """What reads sequences, of which each rank has a part."""
 
     backend, sizes = "fsdp", {"cp": 2}
 
 
 @pytest.mark.long
-class TestLossesContextParallel(Ranks, Losses, Labels, Critics):
+class TestLossesContextParallel(Ranks, Steps, Losses, Labels, Critics):
     """Losses are given the log-probabilities of whole sequences, as on data-parallel ranks."""
 
     backend, sizes = "fsdp", {"cp": 2}
@@ -133,15 +139,15 @@ class TestMegatronOneRank(Ranks, TrainerSuite):
     backend, sizes = "megatron", {}
 
 
-class TestMegatronTensorParallel(Ranks, Numbers, Masks):
-    """What Megatron computes: numbers, gradients, steps and recomputed activations."""
+class TestMegatronTensorParallel(Ranks, Numbers, Gradients, Masks):
+    """What Megatron computes: numbers, gradients and recomputed activations."""
 
     backend, sizes = "megatron", {"tp": 2}
 
 
 @pytest.mark.long
-class TestLossesTensorParallel(Ranks, Losses, Labels):
-    """Losses are given log-probabilities of tokens, as on ranks of FSDP."""
+class TestLossesTensorParallel(Ranks, Steps, Losses, Labels, Ratios):
+    """Losses are given log-probabilities of tokens, and steps gradients, as on ranks of FSDP."""
 
     backend, sizes = "megatron", {"tp": 2}
 
@@ -219,9 +225,10 @@ class TestLlamaOnFsdp(OtherFamily):
     backend, sizes, family = "fsdp", {"dp": 2}, "llama"
 
 
-class Mixture(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, Numbers, Gradients):
-    """What experts change: numbers, gradients and the checkpoints of their own adapters. The other rules know
-    nothing of the model behind a head, and CI tries them on dense ones.
+class Mixture(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Ranks, Numbers):
+    """What experts change: numbers, gradients, also those of small micro-batches with recomputed layers, and
+    the checkpoints of their own adapters. The other rules know nothing of the model behind a head, and CI
+    tries them on dense ones.
     """
 
 

@@ -123,7 +123,7 @@ def reached(made: World, step: int) -> None:
         shown = made.client.show("cell")
         return bool(shown.step >= step or shown.state == "ended")
 
-    made.until(look, f"step {step}")
+    made.until(look, f"step {step}", every=0.25)  # a look costs the daemon more than it says
     shown = made.client.show("cell")
     assert shown.step >= step, shown.detail
 

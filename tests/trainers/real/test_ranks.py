@@ -195,7 +195,9 @@ async def test_slot_of_a_cancelled_opener_is_open(trainer: RemoteTrainer, root: 
     await trainer.close("e")
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "launcher", "guard"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("rank 0", marks=pytest.mark.long), "rank 1", "launcher", "guard"]
+)
 async def test_killed_process_ends_all_ranks(tmp_path: Path, victim: str) -> None:
     trainer = await started(tmp_path)
     pids = family(tmp_path)

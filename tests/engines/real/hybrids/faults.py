@@ -50,6 +50,15 @@ class OtherNames(VllmEngine):
         return await super().open(*setup, **more)
 
 
+class LongerNames(VllmEngine):
+    """The same the other way round, on a language model that is nobody's part."""
+
+    @classmethod
+    async def open(cls, *setup: Any, **more: Any) -> "LongerNames":
+        _plant(lambda form: _of(form, {m: f"model.language_{m}" for m in form.config.modules}))
+        return await super().open(*setup, **more)
+
+
 class _Drops:
     """Leaves out the modules that `pattern` matches."""
 

@@ -5,10 +5,13 @@ from safetensors.torch import load_file, save_file
 
 from lorad.adapters.peft import write_peft
 from lorad.adapters.targets import HEAD
+from lorad.engines.remote.engine import RemoteEngine
 from lorad.models.facts import read_facts
 from tests.engines.real.hybrids.runs import start
+from tests.engines.real.places import FITS, url_of
+from tests.engines.real.test_whole_run import configure
 from tests.kit.fakes.random_adapters import random_adapter
-from tests.kit.world import World, world
+from tests.kit.world import SMALL, World, world
 from tests.models.bases import write_spoken_base
 
 FAULTS = "tests.engines.real.hybrids.faults"
@@ -24,8 +27,19 @@ def fails(made: World, words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm"], indirect=True)
-def test_names_that_vllm_drops_are_noticed(kind: str) -> None:
+def test_names_that_vllm_drops_are_noticed(kind: str, server: RemoteEngine) -> None:
     """vllm-project/vllm#49354: it loads keys of other names without a word, and serves the base."""
+    with world() as made:
+        configure(made, kind, engine=f"{FAULTS}:LongerNames")
+        there = f"rollout.backend={kind}", url_of(server), *FITS
+        made.lorad("run", made.spec(SMALL), *there, "--name", "hybrid", "--detach")
+        fails(made, "the engine answers like the base")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["vllm"], indirect=True)
+def test_names_of_a_hybrid_are_noticed(kind: str) -> None:
+    """That of a model that reads images, where vllm-project/vllm#49354 was met."""
     with world() as made:
         start(made, kind, "qwen3_5", engine=f"{FAULTS}:OtherNames")
         fails(made, "the engine answers like the base")
