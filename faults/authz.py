@@ -25,6 +25,7 @@ from lorad.store.rows import ReservationRow
 from tests.kit.callers import CallerOf
 from tests.kit.passable import make_passable, why_not
 from tests.kit.shared_world import ADMIN, OTHER, OWNER, ROOT, shared, shared_home
+from tests.kit.warm.processes import is_warm, keep_warm
 
 COLUMNS = ("owner", "other", "hidden", "admin", "root")
 UIDS = {"owner": OWNER, "other": OTHER, "hidden": OTHER, "admin": ADMIN, "root": ROOT}
@@ -316,6 +317,8 @@ def main() -> int:
         print(f"not tried: {reason}")
         return 0
     make_passable()
+    if is_warm():
+        keep_warm()
     if missing := unlisted():
         print(f"nobody has written down who may do this, or there is no such request: {missing}")
         return 1

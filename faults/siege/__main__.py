@@ -5,7 +5,7 @@
 Each part of each body is taken to its bound and beyond, with texts that are slow to read. Prints the worst
 requests, and what `list` took of the other user. Exits 1 for a defect (500), a request without an answer, one
 that takes the daemon over CPU_SECONDS of its processor, or a list that takes longer than `--within`
-milliseconds (0: any time). --every 3 sends each third request.
+milliseconds (0: any time). --every 3 sends each third request, and lists a third as often.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from faults.siege.requests import ALIAS, RUN, WAITING, requests
 from tests.daemon.test_system_mode import ALICE, BOB, Box
 from tests.kit.callers import UnixConnection, become
 from tests.kit.passable import PASSABLE, why_not
+from tests.kit.warm.processes import python
 from tests.kit.world import REPOSITORY
 
 CPU_SECONDS = 3.0  # of the daemon, for one request
@@ -87,18 +88,20 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def lists(home: Path) -> Iterator[tuple[float, float]]:
+def lists(home: Path, every: int) -> Iterator[tuple[float, float]]:
     """List until standard input ends: when each began, and what it took."""
-    while not select.select([sys.stdin], [], [], EVERY)[0]:
+    is_over = False
+    while not is_over:
         began = time.monotonic()
         status, answer = answered(home, "GET", "/v1/runs", None)
         assert status == 200, answer
         yield began, time.monotonic() - began
+        is_over = bool(select.select([sys.stdin], [], [], EVERY * every)[0])
 
 
 def process_of(uid: int, role: str, home: Path, only: str = "", every: int = 1) -> subprocess.Popen[bytes]:
     """Start this program as a user, who attacks or lists."""
-    command = [*PASSABLE, sys.executable, "-m", "faults.siege", "--as", str(uid), "--role", role]
+    command = [*PASSABLE, *python(), "-m", "faults.siege", "--as", str(uid), "--role", role]
     command += ["--home", str(home), "--only", only, "--every", str(every)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -109,12 +112,12 @@ def besieged(only: str, every: int) -> tuple[list[Seen], list[tuple[float, float
     root.chmod(0o711)
     box = Box(root)
     try:
-        box.run(ALICE, RUN)
+        box.run(ALICE, RUN, "trainer.steps=2")
         box.over(RUN)
         box.ask(ALICE, "POST", f"aliases/{ALIAS}", {"version": f"{RUN}@1"})
         box.ask(ALICE, "POST", "groups/night", {"limit": 0})
         box.run(ALICE, WAITING, "resources.group=night")
-        lister = process_of(BOB, "list", box.home)
+        lister = process_of(BOB, "list", box.home, every=every)
         attacker = process_of(ALICE, "attack", box.home, only, every)
         seen = [msgspec.json.decode(line, type=Seen) for line in attacker.communicate()[0].splitlines()]
         times = [
@@ -168,8 +171,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.role:
         become(options.uid)
-        found: Iterator[Any] = attack(options.home, options.only, options.every)
-        for one in found if options.role == "attack" else lists(options.home):
+        found: Iterator[Any] = lists(options.home, options.every)
+        if options.role == "attack":
+            found = attack(options.home, options.only, options.every)
+        for one in found:
             print(msgspec.json.encode(one).decode(), flush=True)
         return 0
     if reason := why_not():

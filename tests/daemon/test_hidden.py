@@ -19,6 +19,7 @@ from tests.kit.callers import CallerOf
 from tests.kit.daemon_world import hold, until
 from tests.kit.passable import make_passable, why_not
 from tests.kit.shared_world import OTHER, OWNER, shared, shared_home
+from tests.kit.warm.processes import is_warm, keep_warm, python
 
 pytestmark = pytest.mark.system
 
@@ -168,7 +169,7 @@ def walk() -> Iterator[tuple[str, Asked]]:
 def test_no_request_tells_of_what_is_hidden() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*python(), "-m", __name__], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -277,6 +278,8 @@ def _missing(body: Any) -> Any:
 
 def main() -> int:
     make_passable()
+    if is_warm():
+        keep_warm()
     wrong = asyncio.run(tell_tales())
     print("\n".join(wrong))
     return 1 if wrong else 0

@@ -25,10 +25,8 @@ pytestmark = pytest.mark.system
 
 TOKEN = "the-token-of-bob-has-no-end"
 ALWAYS = "S:21="  # what the judge's model is asked, whatever was said; it answers in digits
-LOGGERS = (
-    "loggers=[{{tensorboard: {{dir: {0}/tb}}}}, {{wandb: {{mode: offline, dir: {0}/wb}}}}, "
-    "{{mlflow: {{uri: 'sqlite:///{0}/ml.db'}}}}]"
-)
+LOGGERS = "loggers=[{{tensorboard: {{dir: {0}/tb}}}}, {{wandb: {{mode: offline, dir: {0}/wb}}}}]"
+MLFLOW = "loggers=[{{mlflow: {{uri: 'sqlite:///{0}/ml.db'}}}}]"  # which takes seconds to import
 JUDGE = (
     "reward={{name: judge, url: 'http://127.0.0.1:{}/v1', model: bot, key_file: key, cache: cache, "
     "prompt: '{{completion}}', pattern: '([0-9]+)', max_tokens: 2, range: [0, 99], timeout: 60}}"
@@ -101,12 +99,25 @@ def box() -> Iterator[Busy]:
 
 
 def test_each_logger_writes_files_as_the_owner(box: Busy) -> None:
-    def are_written() -> bool:
-        cursors = [*RunDir(box.home / "runs" / "a").loggers.glob("*.json")]
-        return len(cursors) == 3 and all(json.loads(path.read_text())["done"] for path in cursors)
+    are_written_as_the_owner(box, "a", "tb/a/*.lorad", "wb/**/*.wandb")
 
-    until(are_written)
-    for pattern in ("tb/a/*.lorad", "wb/**/*.wandb", "ml.db"):
+
+@pytest.mark.long
+def test_mlflow_writes_files_as_the_owner(box: Busy) -> None:
+    box.begin("tracked", "trainer.steps=1", MLFLOW.format(box.cwd))
+    box.completes("tracked")
+    are_written_as_the_owner(box, "tracked", "ml.db")
+
+
+def are_written_as_the_owner(box: Busy, run: str, *patterns: str) -> None:
+    """Wait until each logger of a run has written all; then look at whose files of these patterns are."""
+
+    def are_done() -> bool:
+        cursors = [*RunDir(box.home / "runs" / run).loggers.glob("*.json")]
+        return len(cursors) == len(patterns) and all(json.loads(path.read_text())["done"] for path in cursors)
+
+    until(are_done)
+    for pattern in patterns:
         files = [path for path in box.cwd.glob(pattern) if path.stat().st_size]
         assert files and {path.stat().st_uid for path in files} == {BOB}, pattern
 

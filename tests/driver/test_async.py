@@ -30,13 +30,21 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield pool
 
 
+class Calm(dict[int, Driven]):
+    """Runs that nobody disturbs, by how many steps they are ahead; each is made once it is looked at."""
+
+    def __init__(self, running: Running, home: Path) -> None:
+        self._place = running, home
+
+    def __missing__(self, lag: int) -> Driven:
+        run = self[lag] = Driven(*self._place, f"calm-{lag}", f"rollout.max_staleness={lag}")
+        assert run.drive().reason == "completed"
+        return run
+
+
 @pytest.fixture(scope="module")
-def calm(running: Running, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Driven]:
-    """Runs that nobody disturbs, one and two steps ahead."""
-    home = tmp_path_factory.mktemp("calm")
-    runs = {lag: Driven(running, home, f"calm-{lag}", f"rollout.max_staleness={lag}") for lag in (1, 2)}
-    assert [run.drive().reason for run in runs.values()] == ["completed", "completed"]
-    return runs
+def calm(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    return Calm(running, tmp_path_factory.mktemp("calm"))
 
 
 def samples(run: Driven, step: int) -> list[dict[str, Any]]:
@@ -49,7 +57,7 @@ def samplers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_samples_are_as_old_as_the_lag(calm: dict[int, Driven], lag: int) -> None:
+def test_samples_are_as_old_as_the_lag(calm: Calm, lag: int) -> None:
     steps = calm[lag].facts("step")
     assert [r.data["metrics"]["staleness"] for r in steps] == [min(i, lag) for i in range(7)]
     updates = [int(r.data["metrics"]["updates"]) for r in steps]  # a step without a gradient has none
@@ -57,13 +65,13 @@ def test_samples_are_as_old_as_the_lag(calm: dict[int, Driven], lag: int) -> Non
     assert {s["version"] for s in samples(calm[lag], 7)} == {f"calm-{lag}@{sum(updates[: 6 - lag])}"}
 
 
-def test_a_step_without_a_gradient_changes_nothing(calm: dict[int, Driven]) -> None:
+def test_a_step_without_a_gradient_changes_nothing(calm: Calm) -> None:
     steps, made = calm[1].facts("step"), {r.step for r in calm[1].facts("version")}
     empty = [r for r in steps if r.data["metrics"]["updates"] == 0]
     idle = accumulate(r in empty for r in steps)
     assert [r.data["metrics"]["idle_steps_total"] for r in steps] == [*idle]
     assert empty and made == {0, *(r.step for r in steps)} - {r.step for r in empty}
-    assert [audit(run.run.root) for run in calm.values()] == [[], []]
+    assert [audit(calm[lag].run.root) for lag in (1, 2)] == [[], []]
     for metrics in (r.data["metrics"] for r in empty):
         assert metrics["zero_variance_groups"] == 4 and metrics["response_length"] > 0
         assert not {"kl", "loss", "entropy", "ratio", "clip_fraction", "grad_norm", "seconds_publish"} & set(
@@ -80,7 +88,7 @@ def test_spec_can_ask_for_updates_without_gradient(running: Running, tmp_path: P
     assert metrics["zero_variance_groups"] == 4 and (metrics["updates"], metrics["grad_norm"]) == (1, 0)
 
 
-def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
+def test_old_samples_do_not_measure_the_engine(calm: Calm) -> None:
     for metrics in (r.data["metrics"] for r in calm[2].facts("step")):
         if (difference := metrics.get("logprob_difference")) is not None:  # dropout is 0.1, and not in it
             assert difference < 1e-5 and "staleness_difference" not in metrics
@@ -90,9 +98,7 @@ def test_old_samples_do_not_measure_the_engine(calm: dict[int, Driven]) -> None:
     assert stale and max(metrics.get("staleness_difference", 0.0) for metrics in stale) > 1e-4
 
 
-def test_killed_and_resumed_equals_undisturbed(
-    calm: dict[int, Driven], running: Running, tmp_path: Path
-) -> None:
+def test_killed_and_resumed_equals_undisturbed(calm: Calm, running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "killed", "rollout.max_staleness=2")
     assert run.struck(4, signal.SIGKILL) == -signal.SIGKILL
     assert run.drive().reason == "completed"
@@ -101,9 +107,7 @@ def test_killed_and_resumed_equals_undisturbed(
 
 
 @pytest.mark.system
-def test_stopped_and_resumed_equals_undisturbed(
-    calm: dict[int, Driven], running: Running, tmp_path: Path
-) -> None:
+def test_stopped_and_resumed_equals_undisturbed(calm: Calm, running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "stopped", "rollout.max_staleness=1")
     assert run.struck(2, signal.SIGTERM) == 0
     assert run.facts("end")[-1].data["reason"] == "stopped"
@@ -111,9 +115,7 @@ def test_stopped_and_resumed_equals_undisturbed(
     assert run.outcome() == calm[1].outcome()
 
 
-def test_resume_with_more_steps_equals_one_attempt(
-    calm: dict[int, Driven], running: Running, tmp_path: Path
-) -> None:
+def test_resume_with_more_steps_equals_one_attempt(calm: Calm, running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "more", "rollout.max_staleness=2", "eval.every=0")
     assert run.drive(steps=4).reason == run.drive(steps=7).reason == "completed"
     assert run.outcome() == calm[2].outcome() | {"evals": []}
@@ -168,7 +170,7 @@ def test_resume_scores_samples_with_failed_rewards_again(running: Running, tmp_p
 
 
 def test_kept_samples_of_an_unknown_version_are_refused(
-    calm: dict[int, Driven],
+    calm: Calm,
 ) -> None:
     run = calm[2]
     session: Any = SimpleNamespace(spec=load_spec(run.run.spec.read_text()), params=run.params, name_of=str)

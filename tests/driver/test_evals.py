@@ -56,16 +56,19 @@ def test_sets_are_due_at_their_own_steps(running: Running, home: Path) -> None:
 
 @pytest.mark.system
 def test_sets_change_no_bit_of_a_run(running: Running, home: Path) -> None:
-    plain, more = Driven(running, home, "plain", "eval.every=2"), Driven(running, home, "more", SETS)
+    plain, more = (
+        Driven(running, home, *how, "trainer.steps=4") for how in (("plain", "eval.every=2"), ("more", SETS))
+    )
     assert [plain.drive().reason, more.drive().reason] == ["completed"] * 2
     assert plain.outcome() == more.outcome()
 
 
 @pytest.mark.system
 def test_killed_and_resumed_has_the_same_completions(running: Running, home: Path) -> None:
-    calm, killed = Driven(running, home, "calm", SETS), Driven(running, home, "killed", SETS)
+    how = (SETS, "trainer.steps=4", "checkpoint.every=2")
+    calm, killed = (Driven(running, home, name, *how) for name in ("calm", "killed"))
     calm.drive()
-    assert killed.struck(4, signal.SIGKILL) == -signal.SIGKILL
+    assert killed.struck(3, signal.SIGKILL) == -signal.SIGKILL
     killed.drive()
     told = [
         [[(x["set"], x["problem"], x["completion"], x["reward"]) for x in one] for one in completions(run)]

@@ -180,7 +180,7 @@ def runs(pool: tuple[Running, Path]) -> Iterator[tuple[Driven, Driven]]:
     running, home = pool
     how = (
         *(*FORGETS, "rollout.max_staleness=1", "algorithm.minibatches=2"),
-        *("trainer.steps=3", "checkpoint.every=1", "eval.every=3"),
+        *("trainer.steps=2", "checkpoint.every=1", "eval.every=2"),
     )
     calm, resumed = (Driven(running, home, name, *how) for name in ("calm", "resumed"))
     assert calm.drive().reason == "completed"

@@ -126,7 +126,10 @@ def test_faults_of_new_environments_have_reasons(play: Callable[..., list[Played
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("own", "turns", "is_limited"), [(-1, 2, True), (3, 2, True), (2, 3, False)])
+@pytest.mark.parametrize(
+    ("own", "turns", "is_limited"),
+    [pytest.param(-1, 2, True, marks=pytest.mark.long), (3, 2, True), (2, 3, False)],
+)
 def test_turns_are_the_environments_own_limit(
     play: Callable[..., list[Played]], own: int, turns: int, is_limited: bool
 ) -> None:
@@ -135,7 +138,10 @@ def test_turns_are_the_environments_own_limit(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("own", "turns", "is_limited"), [(None, 1, True), (2, 1, True), (1, 2, False)])
+@pytest.mark.parametrize(
+    ("own", "turns", "is_limited"),
+    [pytest.param(None, 1, True, marks=pytest.mark.long), (2, 1, True), (1, 2, False)],
+)
 def test_turns_of_new_environments_are_limited(
     play: Callable[..., list[Played]], own: int | None, turns: int, is_limited: bool
 ) -> None:
@@ -212,7 +218,7 @@ def test_what_is_evaluated_is_not_trained(evals: int, held: set[tuple[int, bool]
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("kind", ["game of words", "game of chance"])
+@pytest.mark.parametrize("kind", ["game of words", pytest.param("game of chance", marks=pytest.mark.long)])
 def test_rows_of_one_prompt_are_held_out(kind: str, tmp_path: Path) -> None:
     spec = EnvSpec(name=CLASSIC, args={"kind": kind, "count": 400})
     trained, held_out = ([*environment_rows(spec, split, tmp_path)] for split in ("train", "test"))

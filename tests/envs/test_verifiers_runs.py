@@ -87,9 +87,9 @@ def test_an_id_is_needed(name: str) -> None:
 
 @pytest.mark.system
 def test_an_old_environment_is_trained(home: World) -> None:
-    home.run("talks", "env.args={kind: talk}", "algorithm.group_size=8", text=CLASSIC)
+    home.run("talks", "env.args={kind: talk}", "algorithm.group_size=4", text=CLASSIC)
     samples = [sample for step in (1, 2) for sample in home.client.samples("talks", step=step)]
-    assert len(samples) == 64 and {sample.end for sample in samples} == {"turns", "done"}
+    assert len(samples) == 32 and {sample.end for sample in samples} == {"turns", "done"}
     steps = home.client.steps("talks")
     assert len(steps) == 2 and all(0.0 < (step.metrics["env/num_turns"] or 0.0) <= 2.0 for step in steps)
     assert abs(steps[-1].metrics["logprob_difference"] or 0.0) < 1e-3

@@ -29,6 +29,7 @@ from lorad.records.requests import ShutdownRequest
 from tests.daemon.test_system_mode import ALICE, BOB, Box, as_user, status_of
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
+from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import COLD
 
 pytestmark = pytest.mark.system
@@ -75,6 +76,8 @@ class Served(Box):
             alias = {ALICE: "of-alice", BOB: "of-bob"}[uid]
             self.ask(uid, "POST", f"aliases/{alias}", {"version": f"{name}@2"})
         until(lambda: self.front and self.says("of-alice") and self.says("of-bob"))
+        self.replace(COLD, *self.gateways)  # a fork has open what the warm process has
+        until(lambda: self.front and self.says("of-alice") and self.says("of-bob"))
 
     @property
     def world(self) -> Home:
@@ -83,6 +86,10 @@ class Served(Box):
     @property
     def front(self) -> int:
         return pid_of(self.world.gateway)
+
+    @property
+    def gateways(self) -> tuple[int, ...]:
+        return self.front, self.gateway_of(ALICE), self.gateway_of(BOB)
 
     def gateway_of(self, uid: int) -> int:
         return pid_of(self.world.gateway_of(uid))
@@ -123,7 +130,7 @@ def box() -> Iterator[Served]:
     root.chmod(0o711)
     (root / "lorad").mkdir()
     (root / "lorad" / "config.yaml").write_text("devices: {cpu_slots: 2}\n")
-    made = Served(root, COLD)  # a fork has open what the warm process has
+    made = Served(root)
     try:
         made.prepare()
         yield made
@@ -291,24 +298,24 @@ def test_endless_template_delays_only_its_owner(box: Served) -> None:
 
 def test_new_daemon_keeps_running_gateways(box: Served) -> None:
     until(lambda: box.says("a@1"))
-    pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
+    pids = box.gateways
     box.daemon.kill()
     box.daemon.wait()
     assert box.says("of-alice") and box.says("of-bob") and box.post("a@1").status_code == 200
-    (box.home / "lorad.sock").unlink()
-    box.daemon = box.start()
+    box.replace(WARM)
     assert box.post("b").status_code == 200
-    assert pids == (box.front, box.gateway_of(ALICE), box.gateway_of(BOB))
+    assert pids == box.gateways
 
 
 def test_gateways_end_with_the_daemon_on_request(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
-    pids = box.front, box.gateway_of(ALICE), box.gateway_of(BOB)
+    pids = box.gateways
     assert Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))[
         "gateway"
     ]
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    box.python = WARM
     box.daemon = box.start()
     until(lambda: box.says("of-alice") and box.says("of-bob"))
 

@@ -206,6 +206,16 @@ def sshd_options() -> Iterator[str]:
         yield options
 
 
+# where the line is not what matters: what is asked and answered over it is the same by both
+BY_FAKE = pytest.mark.parametrize(
+    "box", ["fake", pytest.param("sshd", marks=pytest.mark.long)], indirect=True, scope="module"
+)
+# of what is of the second tier a fake ssh shows nothing that sshd does not
+REAL = pytest.mark.parametrize(
+    "box", [pytest.param("fake", marks=pytest.mark.long), "sshd"], indirect=True, scope="module"
+)
+
+
 @pytest.fixture(scope="module", params=["fake", pytest.param("sshd", marks=pytest.mark.system)])
 def box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A box whose daemon runs."""

@@ -1,6 +1,6 @@
 """Commands with --host are about the daemon of another box, and about nothing here.
 
-The cases with a real sshd have mark.system.
+The cases with a real sshd have mark.system, or mark.long.
 """
 
 import getpass
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lorad.adapters.directory import verify
-from tests.hosts.conftest import Box
+from tests.hosts.conftest import BY_FAKE, REAL, Box
 
 SPEC = """
 algorithm: {group_size: 4}
@@ -31,6 +31,7 @@ def run(box: Box) -> str:
 
 
 @pytest.mark.system
+@REAL
 def test_commands_ask_the_other_box(box: Box, run: str) -> None:
     (listed,) = json.loads(box.there("list", "--json").stdout)
     assert (listed["name"], listed["state"]) == ("far", "ended")
@@ -48,6 +49,7 @@ def test_an_open_line_starts_no_ssh(box: Box) -> None:
     assert box.ssh_calls == before
 
 
+@BY_FAKE
 def test_all_boxes_are_listed_at_once(box: Box, run: str) -> None:
     box.add("gone", home="/nowhere", lorad="/nowhere/lorad")
     listed = box.lorad("--host", "all", "list")
@@ -75,12 +77,14 @@ def test_an_export_lands_here(box: Box, run: str) -> None:
     assert not list(box.here.glob("work/.tmp-*"))
 
 
+@BY_FAKE
 def test_figures_land_here(box: Box, run: str) -> None:
     box.there("metrics", run, "--parquet", "figures.parquet")
     box.there("plot", run, "-o", "curves.svg")
     assert (box.here / "work/figures.parquet").exists() and (box.here / "work/curves.svg").exists()
 
 
+@BY_FAKE
 def test_files_of_here_are_refused_by_name(box: Box) -> None:
     work = box.here / "work"
     (work / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
@@ -91,6 +95,7 @@ def test_files_of_here_are_refused_by_name(box: Box) -> None:
         assert "rows.jsonl is a file of this machine" in refused.stderr and "--cwd" in refused.stderr
 
 
+@BY_FAKE
 def test_relative_paths_begin_at_cwd_there(box: Box) -> None:
     (box.far.root / "far_rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 4)
     (box.here / "work/far.yaml").write_text(SPEC.replace("train: sort", "train: far_rows.jsonl"))
@@ -99,11 +104,13 @@ def test_relative_paths_begin_at_cwd_there(box: Box) -> None:
     box.lorad("--host", "h2", "--cwd", box.far.root, "check", "far.yaml")
 
 
+@BY_FAKE
 def test_a_home_contradicts_a_host(box: Box) -> None:
     refused = box.lorad("--host", "h2", "list", expect=2, LORAD_HOME=str(box.here / "own"))
     assert "Unset LORAD_HOME" in refused.stderr and not (box.here / "own").exists()
 
 
+@BY_FAKE
 def test_python_asks_the_other_box(box: Box, run: str) -> None:
     code = f"import lorad; box = lorad.connect('h2'); print(box, box.get({run!r}).state)"
     done = subprocess.run(
@@ -112,6 +119,7 @@ def test_python_asks_the_other_box(box: Box, run: str) -> None:
     assert done.stdout.split() == ["<Lorad", "h2>", "ended"]
 
 
+@BY_FAKE
 def test_two_boxes_stay_apart(box: Box, run: str, tmp_path: Path) -> None:
     box.add("h3", home=str(box.far.root / "third"))
     unreached = box.lorad("--host", "h3", "list", expect=5)

@@ -22,6 +22,10 @@ rollout: {max_new_tokens: 8}
 eval: {every: 0}
 """
 
+REAL = pytest.mark.parametrize(
+    "closed", [pytest.param("fake", marks=pytest.mark.long), "sshd"], indirect=True, scope="module"
+)
+
 
 @pytest.fixture(scope="module", params=["fake", pytest.param("sshd", marks=pytest.mark.system)])
 def closed(request: pytest.FixtureRequest) -> Iterator[Box]:
@@ -38,6 +42,7 @@ def closed(request: pytest.FixtureRequest) -> Iterator[Box]:
 
 
 @pytest.mark.system
+@REAL
 def test_a_run_works_without_forwarding(closed: Box) -> None:
     (closed.here / "work/spec.yaml").write_text(SPEC)
     closed.there("run", "spec.yaml", "--name", "a", "--wait")

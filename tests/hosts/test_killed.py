@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lorad.errors import DaemonUnreachable
-from tests.hosts.conftest import Box, asking
+from tests.hosts.conftest import REAL, Box, asking
 from tests.kit.world import PATIENCE
 
 SLOW = """
@@ -18,8 +18,8 @@ while not (place / "go").exists():
 def score(completion):
     return 0.0
 """
-SPEC = "data: {train: sort, prompts_per_step: 2}\nreward: slow.py:score\ntrainer: {steps: 100000}\n"
-pytestmark = pytest.mark.system
+SPEC = "data: {train: sort, prompts_per_step: 2}\nreward: slow.py:score\nresources: {group: held}\n"
+pytestmark = [pytest.mark.system, REAL]
 VICTIMS = ("master", "sshd's child", "daemon")
 
 
@@ -54,6 +54,7 @@ def test_a_broken_verb_says_it_may_be_done(box: Box, victim: str, tmp_path: Path
     """The daemon is importing a file of the user's when what is between breaks; and goes on with it."""
     (tmp_path / "slow.py").write_text(SLOW)
     (box.here / "work/slow.yaml").write_text(SPEC)
+    box.far.client.limit_group("held", 0)  # the run need not work
     name = f"slow-{VICTIMS.index(victim)}"
     command = ["--host", "h2", "--cwd", str(tmp_path), "run", "slow.yaml", "--name", name, "--detach"]
     with subprocess.Popen(

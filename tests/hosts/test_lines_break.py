@@ -13,7 +13,7 @@ from lorad.client.boxes.entry import BoxEntry
 from lorad.client.boxes.remote import LineLost, There
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
-from tests.hosts.conftest import Box, asking
+from tests.hosts.conftest import REAL, Box, asking
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def client(box: Box, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 @pytest.mark.system
+@REAL
 def test_a_killed_master_is_replaced(box: Box, client: Client) -> None:
     client.status()
     before = box.master()

@@ -104,7 +104,9 @@ def test_sent_files_are_of_the_login(shared: tuple[Box, pwd.struct_passwd]) -> N
 
 def test_others_runs_are_refused(shared: tuple[Box, pwd.struct_passwd]) -> None:
     box, user = shared
-    box.far.client.run(SPEC, source="a.yaml", cwd="/", overrides=[], name="roots")
+    box.far.client.limit_group("held", 0)
+    held = ["resources.group=held"]  # it need not work
+    box.far.client.run(SPEC, source="a.yaml", cwd="/", overrides=held, name="roots")
     for words in (("kill", "roots"), ("stop", "roots"), ("rename", "roots", "mine")):
         refused = box.there(*words, expect=4)
         assert "roots" in refused.stderr and user.pw_name in refused.stderr

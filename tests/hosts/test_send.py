@@ -13,7 +13,7 @@ from lorad.bounds import BUNDLE_BYTES, BUNDLE_FILES, BUNDLE_PART
 from lorad.client.boxes.bundle import files_here, send
 from lorad.errors import IntegrityError, SpecError
 from lorad.records.requests import RunRequest
-from tests.hosts.conftest import Box
+from tests.hosts.conftest import REAL, Box
 
 REWARD = "def score(completion, answer):\n    return float(answer in completion)\n"
 SPEC = """
@@ -35,6 +35,7 @@ def _write(work: Path, rows: int = 4, note: str = "") -> None:
 
 
 @pytest.mark.system
+@REAL
 def test_a_run_begins_among_its_files(box: Box) -> None:
     work = box.here / "work"
     _write(work)

@@ -5,8 +5,10 @@ drivers and pools.
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from tests.kit.daemon_world import COMMANDS, QUICK
 from tests.kit.leftovers import kill_leftovers
 from tests.kit.warm.processes import WarmProcesses
 
+# who becomes another user is forked, where `keep_warm` has it so
+_COMMANDS = replace(COMMANDS, preflight=(sys.executable, *COMMANDS.preflight[-3:]))
 OWNER, OTHER, ADMIN, ROOT = 4001, 4002, 4003, 0  # none of them is in /etc/passwd but the last
 
 
@@ -72,7 +76,7 @@ def open_shared(home: Path, **sharing: Any) -> Context:
         store,
         journal,
         GpuState([device]),
-        processes=WarmProcesses(COMMANDS),
+        processes=WarmProcesses(_COMMANDS),
         patience=QUICK,
         users=SharedBox(),
     )

@@ -53,7 +53,12 @@ class Terminal:
 
     def until(self, *words: str, seconds: float = 45.0) -> str:
         """The text as soon as it has all of them."""
-        return self.wait(lambda: all(word in self.text for word in words) and self.text, f"{words}", seconds)
+
+        def look() -> str:
+            text = self.text  # each look is a process
+            return text if all(word in text for word in words) else ""
+
+        return self.wait(look, f"{words}", seconds)
 
     def gone(self, word: str) -> None:
         self.wait(lambda: word not in self.text and "gone", f"still there: {word}")
@@ -62,5 +67,5 @@ class Terminal:
         deadline = time.monotonic() + seconds
         while not (found := look()):
             assert time.monotonic() < deadline, f"{what} is not what the terminal shows:\n{self.text}"
-            time.sleep(0.05)
+            time.sleep(0.1)
         return str(found)

@@ -1,5 +1,6 @@
 """A client that answers from memory, for tests of what the screens draw."""
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 
 from lorad.box.config import Config
@@ -24,6 +26,18 @@ from lorad.tui.widgets.table import Rows
 HOSTILE = "[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
 SHOWN = r"[bold red]x[/] \x1b[31mred \x1b]0;title\x07"
 
+_parse, _PARSED = Stylesheet._parse_rules, dict[Any, Any]()
+
+
+def _parsed_once(sheet: Stylesheet, css: str, *more: Any, **options: Any) -> Any:
+    """The rules of a style sheet, which are the same for each app: without this, each parses all of them."""
+    key = (css, *more, *options.items(), frozenset(sheet._variables.items()))
+    if key not in _PARSED:
+        _PARSED[key] = _parse(sheet, css, *more, **options)
+    return _PARSED[key]
+
+
+Stylesheet._parse_rules = _parsed_once  # type: ignore[method-assign,assignment]
 User = Pilot[None]
 T = TypeVar("T")
 GIB = 1 << 30
@@ -223,12 +237,18 @@ def at_rest(user: User) -> bool:
     return not (screen._layout_required or screen._dirty_widgets or screen._repaint_required)
 
 
+async def rest(user: User, seconds: float) -> None:
+    """Let the app work. `Pilot.pause` sends each widget a message, too, waits for all of them, and draws."""
+    assert user.app._exception is None, "the application ended"
+    await asyncio.sleep(seconds)
+
+
 async def until(user: User, condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition holds and the screen is drawn."""
     deadline = time.monotonic() + seconds
     while not (condition() and at_rest(user)):
         assert time.monotonic() < deadline, screen_text(user)
-        await user.pause(0.02)
+        await rest(user, 0.02)
 
 
 def table(user: User) -> Rows:

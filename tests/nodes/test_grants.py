@@ -277,7 +277,7 @@ def test_split_without_nodes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_split_servers_return_on_another_node(tmp_path: Path, count: int) -> None:
     """The pool goes on meanwhile, also where it has no other server."""
     mark = tmp_path / "began"

@@ -143,7 +143,10 @@ async def waits(root: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("victim", ["rank", "launcher", "guard", "agent"])
+@pytest.mark.parametrize(
+    "victim",
+    ["rank", *(pytest.param(name, marks=pytest.mark.long) for name in ("launcher", "guard")), "agent"],
+)
 async def test_a_death_on_one_node_ends_all(tmp_path: Path, victim: str) -> None:
     async with nodes(tmp_path) as (agents, hosts):
         trainer = await forked(tmp_path, hosts)

@@ -23,6 +23,7 @@ from tests.gateway.test_refusals import answers as listens
 from tests.gateway.test_shared import open_files, pid_of, until
 from tests.kit.passable import why_not
 from tests.kit.pool_kit import TINY
+from tests.kit.warm.processes import CLIENT as WARM
 from tests.kit.world import COLD
 from tests.tinker.door_kit import BASE, Caller, a_pass
 
@@ -52,11 +53,18 @@ class Doors(Box):
         file = self.world.tinker / "keys.yaml"
         self.keys = {uid: make_key(file, str(uid)) for uid in (ALICE, BOB)}
         self.trained = dict[int, tuple[str, str]]()
-        super().__init__(root, COLD)  # a fork has open what the warm process has
-        until(lambda: listens(self.port) and None not in (self.sees(ALICE), self.sees(BOB)))
+        super().__init__(root)
+        until(self.is_open)
+
+    def is_open(self) -> bool:
+        return listens(self.port) and None not in (self.sees(ALICE), self.sees(BOB))
 
     def door_of(self, uid: int) -> int:
         return pid_of(self.world.tinker_of(uid))
+
+    @property
+    def doors(self) -> tuple[int, ...]:
+        return self.front, self.door_of(ALICE), self.door_of(BOB)
 
     @property
     def front(self) -> int:
@@ -110,6 +118,8 @@ def box() -> Iterator[Doors]:
     made = Doors(root)
     try:
         made.trained = {uid: asyncio.run(made.step(uid)) for uid in (ALICE, BOB)}
+        made.replace(COLD, *made.doors)  # a fork has open what the warm process has
+        until(made.is_open)
         yield made
     finally:
         made.close()
@@ -185,21 +195,21 @@ def test_a_killed_door_comes_back_alone(box: Doors) -> None:
 
 
 def test_a_new_daemon_keeps_running_doors(box: Doors) -> None:
-    pids = box.front, box.door_of(ALICE), box.door_of(BOB)
+    pids = box.doors
     box.daemon.kill()
     box.daemon.wait()
     assert box.sees(ALICE) and box.sees(BOB)
-    (box.home / "lorad.sock").unlink()
-    box.daemon = box.start()
+    box.replace(WARM)
     asyncio.run(box.step(BOB))
-    assert pids == (box.front, box.door_of(ALICE), box.door_of(BOB))
+    assert pids == box.doors
 
 
 def test_doors_end_with_the_daemon_on_request(box: Doors) -> None:
-    pids, models = (box.front, box.door_of(ALICE), box.door_of(BOB)), box.sees(BOB)
+    pids, models = box.doors, box.sees(BOB)
     assert models
     Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    box.python = WARM
     box.daemon = box.start()
     until(lambda: listens(box.port) and box.sees(BOB) == models)

@@ -263,7 +263,7 @@ async def test_there_are_as_many_charts_as_fit(size: tuple[int, int], many: int)
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(12, 3), (300, 90)])
+@pytest.mark.parametrize("size", [(12, 3), pytest.param((300, 90), marks=pytest.mark.long)])
 async def test_the_curves_fit_any_terminal(size: tuple[int, int]) -> None:
     async with looking(a_world()) as user:
         await user.resize_terminal(*size)

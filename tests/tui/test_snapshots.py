@@ -27,7 +27,7 @@ __all__ = ["frozen"]
 Compare = Callable[..., bool]
 SMALL, LARGE, MIDDLE = (80, 24), (160, 50), (120, 36)
 # CI draws these on 160x50 too: they have more columns there, or parts side by side
-WIDE = {"dashboard", "curves", "samples", "two_runs", "versions", "serving", "new_run"}
+WIDE = {"dashboard", "curves", "samples", "two_runs", "new_run"}
 # `make test` draws these: tables, charts, texts, a form, a dialog, an answer as it comes
 QUICK = {"dashboard", "curves", "samples", "transcript", "new_run", "confirm", "chat", "serving", "help"}
 WHOLE = (KeyBar, Button, Input, Tab, Rows, Line)
@@ -100,7 +100,7 @@ def cut_boxes(user: User) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "size", [SMALL, pytest.param(MIDDLE, marks=pytest.mark.system)], ids=["80x24", "120x36"]
+    "size", [SMALL, pytest.param(MIDDLE, marks=pytest.mark.long)], ids=["80x24", "120x36"]
 )
 @pytest.mark.parametrize("name", BOXES)
 def test_several_boxes(
@@ -131,7 +131,8 @@ def test_theme(theme: str, client: Client, snap_compare: Compare) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.long), "ansi"])
+@pytest.mark.long  # the dashboard has both themes in CI
+@pytest.mark.parametrize("theme", ["light", "ansi"])
 def test_theme_of_texts(theme: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client, theme), terminal_size=MIDDLE, run_before=ODD["chances"])
 

@@ -6,10 +6,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from lorad.records.runs import RunDetails
 from tests.kit.tmux import Terminal
 from tests.kit.world import REPOSITORY, World, world
 
@@ -18,7 +18,17 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux: apt install tmux"),
 ]
 
-SMALL = "trainer.steps=400 data.prompts_per_step=4 algorithm.group_size=4 eval.every=0 checkpoint.every=4"
+SMALL = (
+    "trainer.steps=400 data.prompts_per_step=2 algorithm.group_size=4 eval.every=0 checkpoint.every=2 "
+    "reward={}/slow.py:score"
+)
+# Whoever types needs seconds, in which nothing has to be computed. Rewards differ: steps make versions.
+SLOW = """
+import time
+def score(completion):
+    time.sleep(0.05)
+    return float(len(set(completion)))
+"""
 
 
 class User:
@@ -27,8 +37,8 @@ class User:
     def __init__(self, terminal: Terminal, made: World) -> None:
         self.terminal, self.made = terminal, made
 
-    def run(self, name: str) -> Any:
-        return self.made.json("show", name)
+    def run(self, name: str) -> RunDetails:
+        return self.made.client.show(name)
 
     def step(self) -> int:
         """Return the step of the run on the screen."""
@@ -49,24 +59,24 @@ class User:
         self.terminal.type("first")
         self.terminal.press("BTab", "BTab")  # the last field
         self.terminal.until("Any other key=value")
-        self.terminal.type(SMALL)
-        self.terminal.until("checkpoint.every=4")
+        self.terminal.type(SMALL.format(self.made.root))
+        self.terminal.until("slow.py:score")
         self.terminal.press("C-s")
         self.terminal.until("1 curves", "first")
-        assert self.run("first")["spec"]["trainer"]["steps"] == 400
+        assert self.run("first").spec["trainer"]["steps"] == 400
 
     def watches_it_learn(self) -> None:
         self.terminal.wait(lambda: self.step() > 1, "a second step")
         before = self.step()
         self.terminal.wait(lambda: self.step() > before, "another step")
         self.terminal.wait(lambda: bool(re.search(r"reward\s+\d\.\d", self.terminal.text)), "its reward")
-        assert self.run("first")["step"] >= before
+        assert self.run("first").step >= before
 
     def looks_at_samples(self) -> None:
         self.terminal.press("2")
         text = self.terminal.until("advantage", "answer: ")
         shown = re.search(r"S:\d+=", text)
-        assert shown and self.made.json("samples", "first")
+        assert shown and self.made.client.samples("first")
 
     def pins_and_swaps(self) -> None:
         self.terminal.press("3")
@@ -80,8 +90,8 @@ class User:
         self.terminal.press("Enter")
         self.terminal.until(f"bot serves {name}")
         run, _, number = name.partition("@")
-        assert any(row["pinned"] for row in self.made.json("adapters", run) if row["version"] == int(number))
-        assert [(row["alias"], row["version"]) for row in self.made.json("aliases")] == [("bot", int(number))]
+        assert any(row.pinned for row in self.made.client.adapters(run) if row.version == int(number))
+        assert [(row.alias, row.version) for row in self.made.client.aliases()] == [("bot", int(number))]
 
     def loses_its_daemon(self) -> None:
         os.kill(self.made.client.status().pid, signal.SIGKILL)
@@ -92,19 +102,19 @@ class User:
     def pauses_and_resumes(self) -> None:
         self.terminal.press("P")
         self.terminal.until("paused")
-        assert self.run("first")["state"] == "paused"
-        checkpoints = self.made.json("checkpoints", "first")
-        steps = [row["step"] for row in checkpoints]
+        assert self.run("first").state == "paused"
+        checkpoints = self.made.client.checkpoints("first")
+        steps = [row.step for row in checkpoints]
         self.terminal.press("4")
         # fewer than steps: some make no update
-        self.terminal.until("newest, whole", f"@{checkpoints[-2]['version']}")
+        self.terminal.until("newest, whole", f"@{checkpoints[-2].version}")
         self.terminal.press("j", "r")
         self.terminal.until("Resume first", f"lorad resume first --detach --from {steps[-2]}")
         self.terminal.press("C-s")
         self.terminal.until("Resume first?", "done again")
         self.terminal.press("y")
         self.terminal.until("attempt 2")
-        assert self.run("first")["attempts"][-1]["resumed_from"] == steps[-2]
+        assert self.run("first").attempts[-1].resumed_from == steps[-2]
 
     def forks_and_deletes_the_fork(self) -> None:
         self.terminal.press("P")
@@ -119,18 +129,19 @@ class User:
         self.terminal.until("branch is queued")
         self.terminal.press("Escape")
         self.terminal.wait(lambda: "completed" in self.terminal.line(" branch "), "the fork is over")
-        assert self.run("branch")["origin"].startswith("first@")
+        assert str(self.run("branch").origin).startswith("first@")
         self.terminal.press("G", "C-d")  # what ended comes last
         self.terminal.until("branch?", "deleted for good")
         self.terminal.press("y")
         self.terminal.until("branch is deleted")
-        assert [run["name"] for run in self.made.json("list", "--all")] == ["first"]
+        assert [run.name for run in self.made.client.list(all=True)] == ["first"]
 
 
 @pytest.fixture
 def user() -> Iterator[User]:
     with world() as made:
         made.lorad("daemon", "start")
+        (made.root / "slow.py").write_text(SLOW)
         env = {"LORAD_HOME": str(made.home.root), "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
         with Terminal(sys.executable, "-m", "lorad", "tui", env=env) as terminal:
             yield User(terminal, made)

@@ -159,6 +159,7 @@ async def test_reserving_anew_keeps_its_time(home: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.long  # a run that is preempted makes room by the same code
 def test_yielding_run_ends_as_if_never_disturbed() -> None:
     with world() as made:
         spec = made.spec(SMALL)

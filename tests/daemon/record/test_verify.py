@@ -25,6 +25,8 @@ from tests.kit.daemon_world import Api, behave, finished, serving, submit
 from tests.kit.fakes.daemon_fakes import FACTS
 from tests.kit.world import SMALL, World, world
 
+HELD = ["resources.group=held"]
+
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[World]:
@@ -135,6 +137,7 @@ def test_pipes_in_place_of_files_hold_up_nobody(made: World) -> None:
     files = [file for place in places for file in ([place] if place.is_file() else sorted(place.iterdir()))]
     assert len(files) > 8
     client = Client(made.home, timeout=60)
+    client.limit_group("held", 0)  # forks need not run
     for number, file in enumerate(path for path in files if path.is_file()):
         aside = file.rename(made.root / "aside")
         os.mkfifo(file)
@@ -142,7 +145,7 @@ def test_pipes_in_place_of_files_hold_up_nobody(made: World) -> None:
             assert client.verify("a").problems or file.name in ("spec.json", "rng.safetensors")
             for fresh in (False,) if file.parent == run.checkpoint(2, 1) else (True, False):
                 with contextlib.suppress(IntegrityError, StorageError, SpecError, NotFound):
-                    client.fork("a@2", name=f"f{number}-{fresh}", overrides=[], steps=3, fresh=fresh)
+                    client.fork("a@2", name=f"f{number}-{fresh}", overrides=HELD, steps=3, fresh=fresh)
             assert client.show("a").state == "ended"
         finally:
             aside.rename(file)

@@ -33,7 +33,9 @@ def within(made: World, run: str) -> KeptFiles:
     return found
 
 
-@pytest.mark.parametrize("victim", ["driver", pytest.param("pool", marks=pytest.mark.long), "daemon"])
+@pytest.mark.parametrize(
+    "victim", ["driver", *(pytest.param(name, marks=pytest.mark.long) for name in ("pool", "daemon"))]
+)
 def test_bound_holds_after_kill_and_resume(victim: str) -> None:
     with world() as made:
         told = made.lorad("run", made.spec(SPEC), "--name", "a", "--detach").stderr

@@ -83,8 +83,8 @@ def step_of(running: Running, home: Path, *, is_free: bool) -> tuple[list[dict[s
     return [msgspec.json.decode(line) for line in lines], fact["metrics"]
 
 
-@pytest.mark.system(but="False")
-@pytest.mark.parametrize("is_free", [False, True])
+# tools are called by the same code there, and test_free_episodes.py has how they are played
+@pytest.mark.parametrize("is_free", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_calls_are_made_answered_and_counted(running: Running, tmp_path: Path, is_free: bool) -> None:
     samples, metrics = step_of(running, tmp_path, is_free=is_free)
     turns = [turn for sample in samples for turn in sample["turns"]]

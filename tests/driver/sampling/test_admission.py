@@ -62,7 +62,7 @@ def test_only_prompts_between_are_sampled_again(running: Running, tmp_path: Path
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_what_is_known_outlives_a_kill(running: Running, tmp_path: Path, lag: int) -> None:
     how = (f"rollout.max_staleness={lag}", "data.difficulty={keep_easy: 0.5, keep_hard: 0.5}")
     calm, run = (curriculum(running, tmp_path, f"{name}-{lag}", *how) for name in ("even", "struck"))

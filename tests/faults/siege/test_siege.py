@@ -3,7 +3,6 @@
 import asyncio
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from lorad.daemon.api.verbs import ROUTES
 from tests.daemon.test_daemon import raw
 from tests.kit.daemon_world import finished, serving
 from tests.kit.passable import why_not
+from tests.kit.warm.processes import python
 
 BODILESS = {"pause", "stop", "kill", "pin", "unpin", "verify"}  # POST requests that say nothing
 LATER = {"/v1/shutdown", "/v1/generate", "/v1/try"}  # these end the daemon, or start processes
@@ -41,10 +41,10 @@ async def test_parts_at_their_bounds_are_no_defect(home: Path) -> None:
 
 @pytest.mark.system
 def test_no_user_besieges_a_shared_daemon() -> None:
-    """By each nineteenth request; `make siege` sends all."""
+    """By each forty-first request; `make siege` sends all."""
     if reason := why_not():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "faults.siege", "--within", "0", "--every", "19"]
+    command = [*python(), "-m", "faults.siege", "--within", "0", "--every", "41"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 import pytest
+from textual.events import Paste
 from textual.widgets import Input, OptionList
 
 from lorad.tui.palette.screen import CommandLine
@@ -72,9 +73,19 @@ def status(user: User) -> str:
     return user.app.screen_stack[0].query_one("#status", Line).said.plain
 
 
-async def type_line(user: User, text: str) -> None:
+async def begin_line(user: User) -> None:
     await user.press("colon")
     await until(user, lambda: isinstance(user.app.screen, CommandLine) and user.app.screen.query(Input))
+
+
+async def paste_line(user: User, text: str) -> None:
+    await begin_line(user)
+    user.app.screen.query_one(Input).post_message(Paste(text))
+    await until(user, lambda: typed(user) == text)
+
+
+async def type_line(user: User, text: str) -> None:
+    await begin_line(user)
     await user.press(*("space" if letter == " " else letter for letter in text))
 
 
@@ -180,7 +191,7 @@ async def test_errors_are_said_in_place() -> None:
     async with using(world) as user:
         await until(user, lambda: len(names(user)) == 1)
         for text in ERRORS:
-            await type_line(user, text)
+            await paste_line(user, text)
             await user.press("enter")
             await until(user, lambda: ERRORS[typed(user)] in " ".join(screen_text(user).split()))
             assert isinstance(user.app.screen, CommandLine) and typed(user) == text and world.asked == []

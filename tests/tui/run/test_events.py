@@ -156,7 +156,7 @@ async def test_cursor_stays_on_event_or_newest() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_any_size_does(size: tuple[int, int]) -> None:
     async with looking_at(PAST) as (user, _):
         await user.resize_terminal(*size)

@@ -200,7 +200,7 @@ def test_fast_growing_log_is_read_from_its_end() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_any_size_does(size: tuple[int, int]) -> None:
     async with looking_at(Files(driver=lines(50) + "wide " * 100 + "\n")) as (user, _):
         await until(user, lambda: "51 lines" in screen_text(user))

@@ -131,7 +131,7 @@ async def test_new_run_begins_from_the_shown_spec() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_the_tab_fits_any_terminal(size: tuple[int, int]) -> None:
     async with using(a_world(), (100, 30)) as user:
         await open_tab(user)

@@ -141,7 +141,7 @@ async def test_names_of_others_are_shown_literally() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("size", [(40, 10), (12, 3)])
+@pytest.mark.parametrize("size", [pytest.param((40, 10), marks=pytest.mark.long), (12, 3)])
 async def test_run_without_versions_fits_small_terminals(size: tuple[int, int]) -> None:
     async with using(a_world([])) as user:
         await opened(user, 3, "No versions yet")
