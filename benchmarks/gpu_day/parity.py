@@ -11,7 +11,8 @@ from benchmarks.gpu_day.stage import Place, play
 from tests.kit.world import REPOSITORY
 
 _SUITE = "tests/test_on_a_gpu.py"
-_ON_A_CPU = "TestEngine and not schema or captured or bfloat16"  # of what `make test` runs on a CPU anyway
+# of what `make test` runs on a CPU anyway
+_ON_A_CPU = "TestEngine and not (schema or flight or swaps or abort) or captured or bfloat16"
 
 
 def parity(place: Place) -> None:

@@ -79,7 +79,7 @@ SHORT = Sampling(max_new_tokens=8)
 LONG = Sampling(max_new_tokens=200)
 
 
-class EngineSuite:
+class _EngineCase:
     """Subclasses give the fixtures `engine` (an Engine that serves nothing but its base) and `shapes`."""
 
     tolerance = 1e-4  # of log-probabilities between two ways to compute them
@@ -103,6 +103,10 @@ class EngineSuite:
         if engine.capabilities().bit_stable:
             return bool((a == b).all())
         return bool(np.abs(a - b).max() <= self.tolerance)
+
+
+class Answers(_EngineCase):
+    """The rules of what is answered, which hang on how a base computes."""
 
     async def test_a_sample_is_decided_by_its_seed(self, engine: Engine) -> None:
         first = await complete(engine, BASE, [prompt(seeds=[3, 4, 2**64 - 1])], SHORT)
@@ -241,6 +245,39 @@ class EngineSuite:
             await engine.score("run@2", CANARY)
         await self.load(engine, "run@2", random_adapter(shapes, 2), tmp_path / "good")
 
+    async def test_concurrent_calls_on_several_versions_are_independent(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        versions = [BASE, "a@1", "b@1"]
+        for seed, version in enumerate(versions[1:]):
+            await self.load(engine, version, random_adapter(shapes, seed), tmp_path)
+        work = [prompt(seeds=[1, 2, 3]), prompt("q", [4, 4, 6], [9])]
+        alone = [await complete(engine, version, work, SHORT) for version in versions]
+        together = await asyncio.gather(*(complete(engine, v, work, SHORT, request=v) for v in versions))
+        for one, other in zip(alone, together, strict=True):
+            assert {key: made[0] for key, made in one.items()} == {
+                key: made[0] for key, made in other.items()
+            }
+
+    async def test_sleep_gives_way_and_wake_serves_the_same(
+        self, engine: Engine, shapes: Shapes, tmp_path: Path
+    ) -> None:
+        if not engine.capabilities().sleep:
+            with pytest.raises(Conflict):
+                await engine.sleep()
+            return
+        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
+        before = [await engine.score(version, CANARY) for version in (BASE, "run@1")]
+        await engine.sleep()
+        assert (await engine.health()).asleep
+        await engine.wake()
+        for version, scores in zip((BASE, "run@1"), before, strict=True):
+            assert self.same(scores, await engine.score(version, CANARY), engine)
+
+
+class Traffic(_EngineCase):
+    """The rules of requests in flight, which its base does not matter to."""
+
     async def test_unload_waits_for_requests_in_flight(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
@@ -287,20 +324,6 @@ class EngineSuite:
         assert (await engine.health()).running == 0
         assert all(finish == "length" for _, _, finish in (await call).values())
 
-    async def test_concurrent_calls_on_several_versions_are_independent(
-        self, engine: Engine, shapes: Shapes, tmp_path: Path
-    ) -> None:
-        versions = [BASE, "a@1", "b@1"]
-        for seed, version in enumerate(versions[1:]):
-            await self.load(engine, version, random_adapter(shapes, seed), tmp_path)
-        work = [prompt(seeds=[1, 2, 3]), prompt("q", [4, 4, 6], [9])]
-        alone = [await complete(engine, version, work, SHORT) for version in versions]
-        together = await asyncio.gather(*(complete(engine, v, work, SHORT, request=v) for v in versions))
-        for one, other in zip(alone, together, strict=True):
-            assert {key: made[0] for key, made in one.items()} == {
-                key: made[0] for key, made in other.items()
-            }
-
     async def test_many_swaps_leave_nothing_behind(
         self, engine: Engine, shapes: Shapes, tmp_path: Path
     ) -> None:
@@ -346,20 +369,9 @@ class EngineSuite:
                 again = (await complete(engine, f"again@{number}", [prompt(seeds=[seed])], SHORT))["p", 0]
                 assert again[0] == tokens and np.abs(np.subtract(again[1], logprobs)).max() <= self.tolerance
 
-    async def test_sleep_gives_way_and_wake_serves_the_same(
-        self, engine: Engine, shapes: Shapes, tmp_path: Path
-    ) -> None:
-        if not engine.capabilities().sleep:
-            with pytest.raises(Conflict):
-                await engine.sleep()
-            return
-        await self.load(engine, "run@1", random_adapter(shapes, 1), tmp_path)
-        before = [await engine.score(version, CANARY) for version in (BASE, "run@1")]
-        await engine.sleep()
-        assert (await engine.health()).asleep
-        await engine.wake()
-        for version, scores in zip((BASE, "run@1"), before, strict=True):
-            assert self.same(scores, await engine.score(version, CANARY), engine)
+
+class EngineSuite(Answers, Traffic):
+    """Every rule."""
 
 
 def broken(adapter: Adapter, fault: str) -> tuple[Adapter, str]:

@@ -12,7 +12,7 @@ from lorad.models.base import Base
 from lorad.models.compute import Compute
 from lorad.models.directory import linear_shapes, resolve
 from lorad.models.loading import load_base
-from tests.conformance.engine_suite import EngineSuite
+from tests.conformance.engine_suite import Answers, EngineSuite, Traffic
 from tests.kit.fakes.random_adapters import Shapes
 from tests.models.bases import write_hybrid
 
@@ -29,7 +29,7 @@ def shapes(base: Base) -> Shapes:
     return linear_shapes(base.config)
 
 
-class TestCallsApart(EngineSuite):
+class _Builtin:
     model, mix_calls = TINY, False
 
     @pytest.fixture
@@ -41,12 +41,15 @@ class TestCallsApart(EngineSuite):
         compute.close()
 
 
-class TestCallsMixed(TestCallsApart):
+class TestCallsApart(_Builtin, EngineSuite):
+    pass
+
+
+class TestCallsMixed(_Builtin, EngineSuite):
     mix_calls = True
 
 
-@pytest.mark.system
-class TestMixtureOfExperts(TestCallsApart):
+class _Mixture(_Builtin):
     model, mix_calls = MIXTURE, True
 
     @pytest.fixture(scope="class")
@@ -56,7 +59,16 @@ class TestMixtureOfExperts(TestCallsApart):
 
 
 @pytest.mark.system
-class TestHybrid(TestCallsApart):
+class TestMixtureOfExperts(_Mixture, Answers):
+    pass
+
+
+@pytest.mark.long
+class TestTrafficOfMixture(_Mixture, Traffic):
+    """`TestCallsMixed` has it in `make test`."""
+
+
+class _Hybrid(_Builtin):
     """Gated delta nets beside gated attention."""
 
     @pytest.fixture(scope="class")
@@ -70,5 +82,11 @@ class TestHybrid(TestCallsApart):
         return load_base(directory, torch.float32, torch.device("cpu"))
 
 
-class TestHybridMixed(TestHybrid):
+@pytest.mark.long
+class TestHybrid(_Hybrid, EngineSuite):
+    """Each call is a batch: those of `TestHybridMixed` have several rows, too."""
+
+
+@pytest.mark.system
+class TestHybridMixed(_Hybrid, EngineSuite):
     mix_calls = True

@@ -1,13 +1,17 @@
 """Steps that are captured once and replayed on the same tensors, as on a GPU, give what exact ones give."""
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
-from torch.fx.experimental.proxy_tensor import make_fx
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lorad.engines.builtin.decode import DecodeBatch
-from lorad.engines.builtin.steps import Capture, Captured, GraphedSteps
+from lorad.engines.builtin.steps import Capture, Captured, GraphedSteps, Outcome
 from lorad.models.kv import bytes_per_token
 from lorad.models.merge import Merger
 from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models, same, version, watch
@@ -15,12 +19,45 @@ from tests.engines.test_decode_batch import ENOUGH, NEVER, call, finish, models,
 __all__ = ["models"]
 
 
+class _Tape(TorchDispatchMode):
+    """Keeps which operations a step does on which tensors, to do them again on the same ones."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._steps: list[tuple[Callable[[], Any], Any]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "the host reads a number"
+        do = functools.partial(func, *args, **(kwargs or {}))
+        self._steps.append((do, do()))
+        return self._steps[-1][1]
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for do, made in self._steps:
+            for old, new in zip(tree_leaves(made), tree_leaves(do()), strict=True):
+                if new.data_ptr() != old.data_ptr():  # views are of the same memory already
+                    old.copy_(new)
+
+
 def capture(run: Captured) -> Captured:
     """What a CUDA graph does, on a CPU: it runs the step to warm up, then keeps its operations and their
     tensors.
     """
     run()
-    replay: Captured = make_fx(lambda: run(), _allow_non_fake_inputs=True)()
+    with _Tape() as tape:
+        outcome = run()
+
+    def replay() -> Outcome:
+        tape.replay()
+        return outcome
+
     return replay
 
 

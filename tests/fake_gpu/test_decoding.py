@@ -78,7 +78,7 @@ def test_a_step_of_a_mixture_is_fused(adapted: str, capability: int) -> None:
 def test_steps_read_adapters_on_experts(adapters: int) -> None:
     """Captured, and read once; what a version that has gone was read by goes with it."""
     with fake_gpu() as gpu:
-        base = base_of(mixture())
+        base = base_of({**mixture(), "num_hidden_layers": 1})
         gpu.fill = even_experts(gpu)
         batch = batch_of(base)
         helds = [version(base, name) for name in "ab"[:adapters]]
@@ -116,7 +116,7 @@ def test_every_way_of_sampling_is_captured(sampling: dict[str, float]) -> None:
 @pytest.mark.parametrize("prompt", [200, 400])
 def test_prompts_begin_with_tokens_of_earlier_ones(prompt: int) -> None:
     with fake_gpu() as gpu:
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))
         held = version(base, "a")
         batch = batch_of(base, prefixes=PrefixCache(1 << 28))
         for tokens in (prompt, prompt + 30):
@@ -127,7 +127,7 @@ def test_prompts_begin_with_tokens_of_earlier_ones(prompt: int) -> None:
 @pytest.mark.system
 def test_routes_of_a_mixture_are_kept() -> None:
     with fake_gpu() as gpu:
-        base = base_of(mixture())
+        base = base_of({**mixture(), "num_hidden_layers": 1})
         gpu.fill = even_experts(gpu)
         held = version(base, "a", only="self_attn")
         finish(batch_of(base), [call(held, [3, 2], 100, STEPS, routes=True)])
@@ -138,7 +138,7 @@ def test_routes_of_a_mixture_are_kept() -> None:
 @pytest.mark.system
 def test_rows_without_room_wait_for_their_turn() -> None:
     with fake_gpu():
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))
         finish(batch_of(base, cache=256 * 400), [call(version(base, "a"), [4, 4], 100, 12)])
         finish(batch_of(base, rows=3), [call(version(base, "a"), [4, 4], 100, STEPS)])
 
@@ -146,7 +146,7 @@ def test_rows_without_room_wait_for_their_turn() -> None:
 @pytest.mark.system
 def test_a_base_in_float32_decodes() -> None:
     with fake_gpu() as gpu:
-        base = base_of(config(), torch.float32)
+        base = base_of(config(num_hidden_layers=1), torch.float32)
         finish(batch_of(base), [call(version(base, "a"), [3, 2], 100, STEPS)])
         assert gpu.graphs
 
@@ -164,7 +164,7 @@ def test_no_step_sorts_the_vocabulary() -> None:
 @pytest.mark.system
 def test_steps_of_earlier_calls_are_captured_once() -> None:
     with fake_gpu() as gpu:
-        base = base_of(config())
+        base = base_of(config(num_hidden_layers=1))
         batch = batch_of(base, cache=1 << 28)
         captured = []
         for step in range(2):

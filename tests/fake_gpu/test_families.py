@@ -79,6 +79,9 @@ FAMILIES = {
         "Qwen3NextForCausalLM", "qwen3_next", shared_expert_intermediate_size=64, **_HYBRID, **EXPERTS
     ),
 }
+# what each computes is in CI by test_decoding.py and test_training.py, or with other experts
+_AGAIN = {"qwen3", "qwen3_moe", "olmoe", "mixtral", "qwen3_5"}
+_EACH = [pytest.param(name, marks=pytest.mark.long if name in _AGAIN else ()) for name in FAMILIES]
 UNCAPTURED = {"qwen3_5", "qwen3_next"}  # the warm-up of a capture would change their states
 
 
@@ -111,21 +114,21 @@ def _train(base: Base) -> None:
     assert slot.optim_step(1e-5, 1.0)[1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", _EACH)
 def test_every_family_decodes(family: str) -> None:
     with _on_gpu(FAMILIES[family]) as (gpu, base):
         replays = _replays(gpu, base, [100, 300])
     assert [count > 0 for count in replays] == [family not in UNCAPTURED] * 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", _EACH)
 def test_every_family_trains(family: str) -> None:
     with _on_gpu(FAMILIES[family], grad=True) as (_, base):
         _train(base)
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "nf4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.long), "qwen3_moe"])
 def test_rounded_bases_decode_and_train(family: str, quantize: Rounding) -> None:
     with _on_gpu(FAMILIES[family], quantize=quantize) as (gpu, base):
         _replays(gpu, base, [100])

@@ -59,7 +59,7 @@ def _plans(folder: Path) -> None:
 
 def _layouts(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        layouts_of_passes(2, patch)
+        layouts_of_passes(1, patch)
 
 
 _TWO_DEVICES = "two devices"

@@ -64,6 +64,9 @@ CASES = [
 ]
 # what is found after steps of 1e-5 is found after those of 1e-3 by the same comparison
 LARGER = {(fault, mode, 1e-3) for fault, mode, lr in CASES if lr == 1e-5 and (fault, mode, lr) != UNSURE}
+# what is found of engine and trainer apart in bfloat16 is found in float32 by the same comparison
+LARGER |= {(fault, MODES[1], 1e-5) for fault, mode, lr in CASES if mode == MODES[2] and lr == 1e-5}
+LARGER.remove(("PermutesExperts", MODES[1], 1e-5))  # of which bfloat16 is unsure
 LARGER.remove(("SwapsGateAndUp", MODES[0], 1e-3))  # of `make test`
 
 
@@ -87,7 +90,7 @@ def test_faults_on_experts_are_found(fault: str, mode: tuple[str, str], lr: floa
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("fault", ["PermutesExperts", "SwapsGateAndUp"])
+@pytest.mark.parametrize("fault", [pytest.param("PermutesExperts", marks=pytest.mark.long), "SwapsGateAndUp"])
 def test_without_routes_rounding_excuses_small_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +109,7 @@ def test_without_routes_rounding_excuses_small_faults(
 @pytest.mark.parametrize("mode", MODES)
 def test_clean_versions_of_experts_pass(mode: tuple[str, str], lr: float, tmp_path: Path) -> None:
     with opened(tmp_path, "Clean", mode) as run:
-        found = [published(run, tmp_path, number, lr) for number in range(5)]
+        found = [published(run, tmp_path, number, lr) for number in range(3)]
     assert {attestation.verdict for attestation in found} == {"passed"}, found
 
 

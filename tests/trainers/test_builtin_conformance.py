@@ -12,6 +12,8 @@ from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
 from lorad.trainers.builtin.trainer import BuiltinTrainer
 from tests.conformance.reference import with_biases, write_random_model
+from tests.conformance.trainer_checkpoints import Checkpoints
+from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_dora import Dora
 from tests.conformance.trainer_expert_ranks import ExpertRanks
 from tests.conformance.trainer_experts import (
@@ -25,6 +27,7 @@ from tests.conformance.trainer_experts import (
 )
 from tests.conformance.trainer_kit import MakeTrainer
 from tests.conformance.trainer_many import Many
+from tests.conformance.trainer_masks import Masks
 from tests.conformance.trainer_routes import ReplayedRoutes
 from tests.conformance.trainer_suite import Base, OfLosses, Rest, TrainerSuite
 from tests.models.bases import write_hybrid
@@ -86,13 +89,13 @@ class _ShortHybrid:
 
 
 @pytest.mark.system
-class TestRestOfHybrid(_ShortHybrid, Rest):
+class TestMasksOfHybrid(_ShortHybrid, Masks):
     pass
 
 
 @pytest.mark.long
-class TestLossesOfHybrid(_ShortHybrid, OfLosses):
-    """`TestBuiltinTrainer` has them in `make test`."""
+class TestRestOfHybrid(_ShortHybrid, Checkpoints, Critics, OfLosses):
+    """`TestBuiltinTrainer` has them in `make test`, of a mixture `TestRestOfMixture` in CI."""
 
 
 class TestDora(Dora):
@@ -120,9 +123,7 @@ class TestMixtureOfExperts(MixtureOfExperts, ExpertRanks, ReplayedRoutes, Base):
     make_trainer = TestBuiltinTrainer.make_trainer
 
 
-@pytest.mark.system
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
-class TestRestOfMixture(Rest, OfLosses):
+class _WholeMixture:
     kind = BuiltinTrainer
     make_trainer = TestBuiltinTrainer.make_trainer
 
@@ -130,6 +131,18 @@ class TestRestOfMixture(Rest, OfLosses):
     @classmethod
     def base(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write_mixture(tmp_path_factory.mktemp("moe"))
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
+class TestRestOfMixture(_WholeMixture, Rest):
+    pass
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match")
+class TestLossesOfMixture(_WholeMixture, OfLosses):
+    """`TestBuiltinTrainer` has them in `make test`."""
 
 
 class _OtherMixture:

@@ -16,9 +16,12 @@ from lorad.models.facts import read_facts
 from lorad.trainers.base import Policy, Trainer
 from lorad.trainers.fsdp.in_process import FusedTrainer
 from lorad.trainers.sharded.body import BodySettings
-from tests.conformance.engine_suite import CANARY, EngineSuite
+from tests.conformance.engine_suite import CANARY, Answers, Traffic
+from tests.conformance.trainer_checkpoints import Checkpoints
+from tests.conformance.trainer_critics import Critics
 from tests.conformance.trainer_kit import MakeTrainer, open_trained
-from tests.conformance.trainer_suite import Base, OfLosses, Rest
+from tests.conformance.trainer_masks import Masks
+from tests.conformance.trainer_suite import Base, OfLosses
 from tests.kit.fakes.random_adapters import Shapes
 
 TINY = resolve("builtin:tiny")
@@ -45,12 +48,12 @@ class TestFusedTrainer(Base):
 
 
 @pytest.mark.system
-class TestRestOfFusedTrainer(Rest):
+class TestCheckpointsOfFusedTrainer(Checkpoints):
     make_trainer = TestFusedTrainer.make_trainer
 
 
 @pytest.mark.long
-class TestLossesOfFusedTrainer(OfLosses):
+class TestLossesOfFusedTrainer(OfLosses, Masks, Critics):
     """Which the same body computes as processes: `TestFsdpTwoRanks` has them in CI."""
 
     make_trainer = TestFusedTrainer.make_trainer
@@ -80,8 +83,7 @@ async def test_a_trained_slot_does_not_act_in_samples(pair: tuple[Trainer, Engin
     assert np.array_equal(trained, await trainer.logprobs(Policy("run"), CANARY))
 
 
-@pytest.mark.system
-class TestEngineOnTheSameBase(EngineSuite):
+class _OnTheSameBase:
     @pytest.fixture
     def engine(self, pair: tuple[Trainer, Engine]) -> Engine:
         return pair[1]
@@ -89,3 +91,13 @@ class TestEngineOnTheSameBase(EngineSuite):
     @pytest.fixture
     def shapes(self) -> Shapes:
         return read_facts(TINY).linears
+
+
+@pytest.mark.system
+class TestEngineOnTheSameBase(_OnTheSameBase, Answers):
+    pass
+
+
+@pytest.mark.long
+class TestTrafficOnTheSameBase(_OnTheSameBase, Traffic):
+    """The engine's own, on whatever base: tests/engines/generic has it in CI."""
