@@ -17,7 +17,7 @@ from tests.kit.world import SMALL, World
 from tests.tinker.crash import RUN, Asker, box, train
 from tests.tinker.lane_kit import STEP, LaneRun, pass_of, same, tensors_in
 
-STEPS = 3
+STEPS = 5
 WHO = ("alice", "bob", "run")
 
 
