@@ -2,6 +2,7 @@
 pool is deterministic, and in the same passes where it is not.
 """
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,13 @@ def losses(made: LaneRun) -> list[float]:
 
 def test_passes_in_flight_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.pool.joint._SOON", 20.0)  # however busy the machine is
-    groups = list[int]()
+    groups, pair = list[int](), list[LaneRun]()
     plain = Joint._gathered
 
     async def watched(joint: Joint) -> list[Asked]:
+        # else one may be over before the other is there
+        while not all(made.told() for made in pair):  # noqa: ASYNC110 (what is told is polled)
+            await asyncio.sleep(0.01)
         calls = await plain(joint)
         groups.append(len(calls))
         return calls
@@ -81,6 +85,7 @@ def test_passes_in_flight_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyP
     last = 2 * STEPS
     with running_pool(tmp_path, deterministic=False) as running:
         runs = [LaneRun(running, tmp_path, name) for name in ("a", "b", "alone")]
+        pair += runs[:2]
         for made, seed in zip(runs, (0, 100, 0), strict=True):
             passes = [pass_of(seed + step, datums=16) for step in range(STEPS)]
             made.ask(Create(), *(wanted for one in passes for wanted in (one, STEP)))
