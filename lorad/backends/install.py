@@ -37,6 +37,8 @@ _SOURCES = {
     "no-index": "PIP_NO_INDEX",
 }
 """Settings of pip that say where packages come from, as variables for uv, which reads none of pip's."""
+_LINES = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY", "default-timeout": "UV_HTTP_TIMEOUT"}
+"""Those that say how they come."""
 
 
 def main() -> None:
@@ -148,16 +150,24 @@ def _is_ready(venv: Path) -> bool:
     return (venv / READY).exists() and (venv / "bin/python").exists()
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the steps. Packages come from where pip's settings say, also with uv."""
+def uv_settings() -> dict[str, str]:
+    """Return the variables by which uv takes packages from where pip would, and trusts whom pip trusts; what
+    the environment says stays.
+    """
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True).stdout  # nothing where it has no pip
-    settings = {}
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
     for section in ("global", "install", ":env:"):  # the last one wins
         for name, value in re.findall(rf"(?m)^{section}\.([\w-]+)='(.*)'$", listed):
-            if name in _SOURCES:
-                settings[_SOURCES[name]] = value.replace("\\n", " ")
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match"} | settings | os.environ | _PIP
+            if variable := (_SOURCES | _LINES).get(name):
+                places = value.replace("\\n", " ").split()
+                settings[variable] = ("," if name == "find-links" else " ").join(places)
+    return {name: value for name, value in settings.items() if name not in os.environ}
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the steps."""
+    return uv_settings() | os.environ | _PIP
 
 
 def _find_python(recipe: Recipe, prefix: Path, named: str | None) -> str:

@@ -236,12 +236,22 @@ def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, t
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "TORCH_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "pip.conf"
-    file.write_text("[global]\nextra-index-url =\n    https://b\n    https://c\nindex-url = https://a\n")
+    file.write_text(
+        "[global]\nextra-index-url =\n    https://b\n    https://c\nindex-url = https://a\n"
+        "proxy = http://p\n[install]\nfind-links = /e /f\n"
+    )
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     monkeypatch.setenv("PIP_INDEX_URL", "https://d")
+    for name in ("SSL_CERT_FILE", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CERT", "/ca.crt")
     settings = install_module._environment()
     assert settings["UV_EXTRA_INDEX_URL"].split() == ["https://b", "https://c"]
-    assert settings["UV_DEFAULT_INDEX"] == "https://d"
+    assert settings["UV_DEFAULT_INDEX"] == "https://d" and settings["UV_FIND_LINKS"] == "/e,/f"
+    assert settings["UV_SYSTEM_CERTS"] == "true"  # pip trusts them, too
+    assert settings["SSL_CERT_FILE"] == "/ca.crt" and settings["ALL_PROXY"] == "http://p"
+    monkeypatch.setenv("ALL_PROXY", "http://mine")
+    assert "ALL_PROXY" not in install_module.uv_settings()
     monkeypatch.setattr(install_module, "_find_python", lambda *args: "python3")
     recipe = recipe_of("vllm", "cpu")
     assert "--index-url" not in plan(recipe, tmp_path)["torch"]
