@@ -16,6 +16,9 @@ from lorad.trainers.sharded.body import BodySettings
 _REFUSAL = "refusal.json"
 """Beside the configuration: why a rank could not begin, as in `lorad.errors.to_wire`."""
 
+FAILED = "failed"
+"""What a rank says of itself in the log, before the trace of what ended it."""
+
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
     """What the ranks of a trainer read when they start.

@@ -2,7 +2,7 @@
 
 Of CONFIG it reads `python`, `ranks`, `first` and `here`. One ends, all end: each by SIGTERM, and what is left
 after _GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). Exits
-with 0 after SIGTERM and when the first rank that ended said 0.
+with 0 after SIGTERM and when the first ranks that ended said 0.
 """
 
 import ctypes
@@ -14,10 +14,13 @@ import subprocess
 import sys
 import time
 
+KILLED = "was killed by"
+
 _HEARD = (signal.SIGTERM, signal.SIGCHLD)
 _GRACE_SECONDS = 5.0
 _EX_EXEC = 127  # the interpreter could not be executed
 _PR_SET_PDEATHSIG = 1
+_PF_EXITING = 0x4  # a flag in /proc/PID/stat: the kernel is taking the process down
 
 _Ranks = dict[int, "subprocess.Popen[bytes]"]
 
@@ -37,9 +40,13 @@ def main() -> int:
         return _EX_EXEC
     while not (codes := _ended(ranks)) and signal.sigwait(_HEARD) == signal.SIGCHLD:
         pass  # the first to end are named; none, when a signal asks this process to end
-    codes = codes or _ended(ranks)
+    # a rank that misses another may be gone before the one it misses, whose memory is given back first
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while any(map(_is_exiting, ranks.values())) and (left := deadline - time.monotonic()) > 0:
+        signal.sigtimedwait([signal.SIGCHLD], left)
+    codes = _ended(ranks)
     for rank, code in codes.items():
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = f"{KILLED} {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         _say(f"rank {rank} {how}")
     # the others end too
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -70,6 +77,15 @@ def _end_with(launcher: int) -> None:
 
 def _ended(ranks: _Ranks) -> dict[int, int]:
     return {rank: code for rank, process in ranks.items() if (code := process.poll()) is not None}
+
+
+def _is_exiting(process: "subprocess.Popen[bytes]") -> bool:
+    """Return whether a rank is about to be gone: it has closed what it had open, or does so now."""
+    if process.poll() is not None:
+        return False
+    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
+        flags = file.read().rpartition(")")[2].split()[6]
+    return bool(int(flags) & _PF_EXITING)
 
 
 def _say(text: str) -> None:

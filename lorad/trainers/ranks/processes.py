@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,9 +24,9 @@ from lorad.models.turns import TurnLock
 from lorad.protocol import frames
 from lorad.protocol.calls import TrainerVerb
 from lorad.protocol.heartbeat import HEART
-from lorad.trainers.ranks import hang
+from lorad.trainers.ranks import hang, launch
 from lorad.trainers.ranks.calls import Answer, Meeting, RanksReady, Request, answer_to
-from lorad.trainers.ranks.config import RanksConfig, TrainerDirectories, refusal_file
+from lorad.trainers.ranks.config import FAILED, RanksConfig, TrainerDirectories, refusal_file
 from lorad.trainers.ranks.spread import Spread
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
 _LOG_LINES = 400
 _HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
 
-_ENDED = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<what>rank .*)")  # a line of the launcher
+_SAID = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<rank>rank \d+) (?P<how>.*)")  # by a launcher or a rank
 
 T = TypeVar("T")
 
@@ -233,12 +233,33 @@ class RankProcesses:
         if how.startswith(LOST):
             return PoolLost(f"the trainer is gone: it {how}", hint=_HINT)
         lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
-        ranks = [
-            match["what"] + (f" on {match['node']}" if match["node"] else "")
-            for line in lines
-            if (match := _ENDED.match(line))
-        ]
-        rest = "\n".join(line for line in lines if not _ENDED.match(line))
-        ends = ", ".join(ranks) or f"it {how}"
-        why = f"; {cause(rest)}" if rest else ""
-        return PoolLost(f"the trainer is gone: {ends}{why}", hint=_HINT)
+        return PoolLost(f"the trainer is gone: {ending(lines, how)}", hint=_HINT)
+
+
+def ending(lines: Sequence[str], how: str) -> str:
+    """Return which ranks ended a trainer, and why, by the lines of its log.
+
+    A rank that is killed or fails takes the others with it, and any of them may be gone first. So a killed
+    rank comes before one that exited, and of those that exited, the one that failed first.
+
+    Args:
+        how: How the launcher ended, which is said when no rank did.
+    """
+    said = {number: match for number, line in enumerate(lines) if (match := _SAID.match(line))}
+    ends = [match for match in said.values() if match["how"] != FAILED]
+    killed = [match for match in ends if match["how"].startswith(launch.KILLED)]
+    first = next((number for number, match in said.items() if match["how"] == FAILED), None)
+    trace = [line for number, line in enumerate(lines) if number not in said]
+    if killed:
+        ends = killed
+    elif first is not None:
+        rank = said[first]["rank"]
+        ends = [match for match in ends if match["rank"] == rank] or [said[first]]
+        after = [number for number in said if number > first]
+        trace = list(lines[first + 1 : after[0] if after else None])
+    ranks = [
+        f"{match['rank']} {match['how']}" + (f" on {match['node']}" if match["node"] else "")
+        for match in ends
+    ]
+    why = "; " + cause("\n".join(trace)) if trace else ""
+    return (", ".join(ranks) or f"it {how}") + why

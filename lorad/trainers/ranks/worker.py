@@ -30,7 +30,7 @@ with quick_imports():
     from lorad.protocol.calls import TrainerVerb
     from lorad.protocol.heartbeat import DUMP, HEART
     from lorad.trainers.ranks.calls import REFUSALS, Answer, End, Meeting, RanksReady, Refusal, Request
-    from lorad.trainers.ranks.config import RanksConfig, beat_file, meeting_file, refusal_file
+    from lorad.trainers.ranks.config import FAILED, RanksConfig, beat_file, meeting_file, refusal_file
     from lorad.trainers.sharded.body import Body, BodySettings
     from lorad.trainers.sharded.trainer import RankTrainer
     from lorad.trainers.sharded.workers import Calls, join, join_at
@@ -158,7 +158,8 @@ def run() -> int:
         main(Path(sys.argv[1]), int(os.environ["RANK"]))
         return 0
     except BaseException:
-        traceback.print_exc()
+        # in one piece: the other ranks, which fail for want of this one, write into the same log
+        sys.stderr.write(f"lorad: rank {os.environ['RANK']} {FAILED}\n{traceback.format_exc()}")
         return 1
     finally:
         sys.stdout.flush()
