@@ -157,7 +157,8 @@ test-verifiers: $(VENV)/.ready-dev
 ## In the order of its conftest.py: whole runs, which are one long test each, begin. ARGS='-m "not long"' is what CI has, one of the nine pairs; ARGS='-k megatron-vllm' one of them.
 test-backends: $(VENV)/.ready-dev
 	@pythons=$$(.ci/setup-engines sglang vllm megatron); mapfile -t pythons <<<"$$pythons"; \
-	env OMP_NUM_THREADS=1 "$${pythons[@]}" $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/trainers/real $(ARGS)
+	export OMP_NUM_THREADS=1 "$${pythons[@]}"; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/trainers/real $(ARGS) || $(AGAIN_ALONE)
 
 ## kill -9 of door, lane, pool and daemon while a model trains; all that is told, weights and moments are equal.
 tinker-crash: $(VENV)/.ready-dev
