@@ -46,7 +46,7 @@ def normaliser(
     if level == "token":
         return float(mask.sum())
     if level == "sequence":
-        return float(np.unique(owner).size)
+        return float(np.count_nonzero(np.bincount(owner)))
     if level == "prompt":
-        return float(np.unique(np.repeat(np.arange(groups.size), groups)[owner]).size)
+        return float(np.count_nonzero(np.bincount(np.repeat(np.arange(groups.size), groups)[owner])))
     return float(lengths.size * length) if level == "constant" else 1.0

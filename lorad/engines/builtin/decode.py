@@ -300,12 +300,12 @@ class DecodeBatch:
             if self._is_shared(group):
                 slots[row] = self.prompts.put(group.key, cache, row, group.prompt)
         skips = np.array([group.prompt for group in groups]) * (slots != NONE)
-        for skip in np.unique(skips):
+        for skip in sorted(set(skips.tolist())):
             mine = np.flatnonzero(skips[owners] == skip)
             is_all = len(mine) == len(owners)
             targets, sources = upload([start + mine, owners[mine]], device)
             rows = slice(start, start + len(mine)) if is_all else targets
-            self.cache.fill(rows, cache, sources, int(skip))
+            self.cache.fill(rows, cache, sources, skip)
         of_rows: np.ndarray = slots[owners]
         return of_rows
 
