@@ -73,13 +73,14 @@ def test_a_labelled_node_is_granted(cluster: Cluster) -> None:
 
 def test_nodes_that_had_the_base_come_first(cluster: Cluster) -> None:
     first, second = cluster.nodes
-    for life, node in enumerate((second, second, first)):  # not as Ray chooses by itself
+    with granted(cluster, "busy@1", nodes=1, warm=[second.ip]) as (_, (found,)):
+        assert found["node"] == second.name
+        with asked(cluster, "beside@1", nodes=1, warm=[second.ip]) as grant:
+            (beside,) = grant.until("Granted")["nodes"]
+        assert beside["node"] == first.name  # the other one has no room, and is not waited for
+    for life, node in enumerate((second, first)):  # not as Ray chooses by itself
         with granted(cluster, f"warm@{life}", nodes=1, warm=[node.ip]) as (_, (found,)):
             assert found["node"] == node.name
-    with granted(cluster, "busy@1", nodes=1, warm=[second.ip]):
-        with asked(cluster, "beside@1", nodes=1, warm=[second.ip]) as grant:
-            (found,) = grant.until("Granted")["nodes"]
-        assert found["node"] == first.name  # the other one has no room, and is not waited for
 
 
 def test_a_wrong_token_is_refused(cluster: Cluster) -> None:

@@ -31,13 +31,13 @@ class Checkpoints(TrainerCase):
     ) -> None:
         spec = spec_for(trainer, dropout=0.1, seed=3, optimizer=Optimizer(loraplus_lr_ratio=4.0))
         await trainer.open("a", spec)
-        await train(trainer, "a", range(3))
+        await train(trainer, "a", range(2))
         directory = await saved(trainer, "a", tmp_path / "middle")
-        straight = await train(trainer, "a", range(3, 6))
+        straight = await train(trainer, "a", range(2, 4))
         fresh = await make_trainer()
         await fresh.open("b", msgspec.structs.replace(spec, seed=4))
         await fresh.load("b", directory)
-        resumed = await train(fresh, "b", range(3, 6))
+        resumed = await train(fresh, "b", range(2, 4))
         if trainer.capabilities().deterministic:
             assert resumed == straight
         ends = [await saved(*end) for end in ((trainer, "a", tmp_path / "x"), (fresh, "b", tmp_path / "y"))]

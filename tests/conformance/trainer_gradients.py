@@ -13,6 +13,7 @@ from tests.conformance.trainer_kit import (
     PLAIN,
     TrainerCase,
     accumulate,
+    file_names,
     flat,
     open_trained,
     spec_for,
@@ -36,12 +37,19 @@ class OnPlain(TrainerCase):
     async def open_plain(self, trainer: Trainer, start: Path, **settings: object) -> None:
         await trainer.open("plain", spec_for(trainer, source=start, optimizer=PLAIN, **settings))
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def place_of_start(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("start")
+
     @pytest.fixture
-    async def start(self, trainer: Trainer, tmp_path: Path) -> Path:
-        """A PEFT directory of a slot after two steps."""
-        await open_trained(trainer, "start")
-        write_peft(await trainer.export("start"), tmp_path, "")
-        return tmp_path
+    async def start(self, trainer: Trainer, place_of_start: Path) -> Path:
+        """A PEFT directory of a slot after two steps, made once for all tests of a class."""
+        if not file_names(place_of_start):
+            await open_trained(trainer, "start")
+            write_peft(await trainer.export("start"), place_of_start, "")
+            await trainer.close("start")
+        return place_of_start
 
 
 class Gradients(OnPlain):

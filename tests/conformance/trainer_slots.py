@@ -34,13 +34,13 @@ class Slots(TrainerCase):
     async def test_interleaved_slots_end_as_each_alone(self, trainer: Trainer, tmp_path: Path) -> None:
         for slot, seed in (("a", 1), ("b", 2), ("alone a", 1), ("alone b", 2)):
             await trainer.open(slot, spec_for(trainer, seed=seed, dropout=0.1))
-        for step in range(4):
+        for step in range(2):
             for slot in ("a", "b"):
                 await accumulate(trainer, slot, random_batch(step))
             for slot in ("b", "a"):
                 await trainer.optim_step(slot, 1e-2, 1.0)
         for slot in ("a", "b"):
-            await train(trainer, f"alone {slot}", range(4))
+            await train(trainer, f"alone {slot}", range(2))
             ours, alone = [await saved(trainer, name, tmp_path / name) for name in (slot, f"alone {slot}")]
             self.assert_same_files(trainer, ours, alone)
         assert not np.array_equal(flat(await trainer.export("a")), flat(await trainer.export("b")))
@@ -48,8 +48,8 @@ class Slots(TrainerCase):
     async def test_concurrent_slots_end_as_each_alone(self, trainer: Trainer) -> None:
         for slot in ("a", "b", "alone"):
             await trainer.open(slot, spec_for(trainer, dropout=0.1, tokens_per_microbatch=40))
-        await asyncio.gather(train(trainer, "a", range(3)), train(trainer, "b", range(3, 6)))
-        await train(trainer, "alone", range(3))
+        await asyncio.gather(train(trainer, "a", range(2)), train(trainer, "b", range(2, 4)))
+        await train(trainer, "alone", range(2))
         assert self.same(trainer, flat(await trainer.export("a")), flat(await trainer.export("alone")))
 
     async def test_the_seed_decides_how_a_slot_begins(self, trainer: Trainer) -> None:

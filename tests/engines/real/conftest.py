@@ -20,6 +20,7 @@ from tests.conformance import expert_adapters
 from tests.engines.real.own_names import OwnNames
 from tests.engines.real.places import KINDS, OF_RUNS, SHAPES, opened, python_of, variable
 from tests.kit.fakes.random_adapters import Shapes
+from tests.kit.warm.ranks import interpreter
 
 HERE = Path(__file__).parent
 TAIL = 40  # lines of a server's log under a test that failed
@@ -79,6 +80,7 @@ async def mixture(kind: str, work: Path) -> AsyncIterator[RemoteEngine]:
     wanted = targets(expert_adapters.SHAPES, others, of_experts)
     async with opened(
         *(kind, work / "moe", expert_adapters.MOE),
+        python=interpreter(python_of(kind)),
         env=OF_RUNS[kind],
         targets=wanted,
         routes=kind == "sglang",

@@ -15,15 +15,12 @@ from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.settings import settings_of
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.protocol.pool_setup import ServerSetup
+from tests.kit.warm.servers import CPU, other_models
 
 KINDS = ("sglang", "vllm")
 TINY = resolve("builtin:tiny")
 SHAPES = linear_shapes(read_config(TINY))
-HERE = Path(__file__).parent
-CPU = {kind: f"{HERE / f'{kind}_cpu'}{os.pathsep}{HERE / 'servers_cpu'}" for kind in KINDS}
-"""What is on PYTHONPATH of a server that lacks kernels on a machine without an accelerator."""
 SECRET = "hush-7f3a9c"  # in the environment of every server here; nobody else may learn of it
-MODELS = {"qwen3", "qwen3_moe"}  # SGLang's modules of the models here
 
 
 def variable(kind: str) -> str:
@@ -35,20 +32,11 @@ def python_of(kind: str) -> str:
     return os.environ.get(variable(kind), "")
 
 
-def _other_models() -> str:
-    """Name the modules of all other models, which SGLang imports at each start else: 12.2 s of processor, and
-    8.5 without.
-    """
-    home = Path(python_of("sglang")).parent.parent
-    known = {path.stem for path in home.glob("lib/python3*/site-packages/sglang/srt/models/*.py")}
-    return ",".join(sorted(known - MODELS))
-
-
 ENVIRONMENT = {
     "sglang": {
         "PYTHONPATH": CPU["sglang"],
         "HF_TOKEN": SECRET,
-        "SGLANG_DISABLED_MODEL_ARCHS": _other_models(),
+        "SGLANG_DISABLED_MODEL_ARCHS": other_models(),
     },
     "vllm": {"PYTHONPATH": CPU["vllm"], "HF_TOKEN": SECRET},
 }

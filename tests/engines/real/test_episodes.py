@@ -19,11 +19,11 @@ SPEC = """
 seed: 3
 lora: {rank: 8, alpha: 16}
 algorithm: {group_size: 4}
-data: {train: lookup, prompts_per_step: 8}
+data: {train: lookup, prompts_per_step: 4}
 env: {name: lookup, turns: 3}
 trainer: {lr: 1.5e-3, steps: 2}
 rollout: {max_new_tokens: 12}
-eval: {every: 2, problems: 16}
+eval: {every: 2, problems: 8}
 checkpoint: {every: 2}
 """
 FREE = """
@@ -101,7 +101,7 @@ def played(made: World, name: str, kind: str, server: RemoteEngine, *overrides: 
 def test_server_reads_what_the_trainer_trains_on(made: World, kind: str, server: RemoteEngine) -> None:
     samples = played(made, "looked", kind, server)
     assert {len(sample.turns) for sample in samples} >= {2, 3}
-    assert "32 episodes of step 2 played again, 0 differ" in made.lorad("replay", "looked").stderr
+    assert "16 episodes of step 2 played again, 0 differ" in made.lorad("replay", "looked").stderr
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from lorad.adapters.peft import CONFIG, write_peft
 from lorad.adapters.targets import match_modules
 from tests.engines.real.places import OF_RUNS, SHAPES, python_of
 from tests.kit.fakes.random_adapters import partial, random_adapter
+from tests.kit.warm.ranks import interpreter
 from tests.kit.world import REPOSITORY, SMALL, World, world
 
 MOE_DEMO = REPOSITORY / "examples" / "demo-moe.yaml"
@@ -27,15 +28,18 @@ eval: {every: 30, problems: 256}
 
 def configure(made: World, kind: str, **more: str) -> None:
     made.home.root.mkdir(parents=True, exist_ok=True)
-    backend = {"python": python_of(kind), "env": OF_RUNS[kind], **more}
+    backend = {"python": interpreter(python_of(kind)), "env": OF_RUNS[kind], **more}
     made.home.config.write_text(json.dumps({"backends": {kind: backend}}))  # YAML has JSON in it
 
 
 def kill_server(made: World, run: str, kind: str) -> None:
-    """The server's main process, as an out-of-memory killer would."""
+    """The server's main process, as an out-of-memory killer would; that of a fork ends with what asked for
+    it.
+    """
     pool = psutil.Process(made.pid(run, "pool"))
-    launched = [p for p in pool.children(recursive=True) if "launch.py" in " ".join(p.cmdline()[:3])]
-    assert launched, [p.cmdline() for p in pool.children(recursive=True)]
+    begin = [(p, " ".join(p.cmdline()[:5])) for p in pool.children(recursive=True)]
+    launched = [p for p, words in begin if f"engines/{kind}/launch.py" in words]
+    assert launched, begin
     os.kill(launched[0].pid, signal.SIGKILL)
 
 

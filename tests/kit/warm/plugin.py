@@ -16,6 +16,7 @@ from tests.kit.suite.rewritten import rewrite_first
 from tests.kit.warm.client import HEAVY_PLACE, PLACE
 from tests.kit.warm.processes import CLIENT, WarmDaemon, have_warm_children
 from tests.kit.warm.ranks import warm_megatron
+from tests.kit.warm.servers import warm_sglang
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -50,11 +51,12 @@ def start_warm_process(config: pytest.Config) -> None:
             stdin=subprocess.PIPE, cwd=REPOSITORY, start_new_session=True, pass_fds=fds,
         )  # fmt: skip
 
-    megatron = ExitStack()
-    megatron.enter_context(warm_megatron(place))
+    others = ExitStack()
+    others.enter_context(warm_megatron(place))
+    others.enter_context(warm_sglang(place))
 
     def end() -> None:
-        megatron.close()
+        others.close()
         process.communicate()
         directory.cleanup()
         del os.environ[PLACE]
