@@ -62,7 +62,7 @@ def look(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatc
     sizes = [len(group) for group in rollout.groups]
     owner = np.repeat(np.arange(len(sizes)), sizes)
     rows = np.flatnonzero(scored.trained)
-    groups = np.flatnonzero(np.bincount(owner[rows]))
+    groups = np.flatnonzero(np.bincount(owner[rows]))  # np.unique would import numpy.ma
     samples = rollout.samples
     members = [[samples[row] for row in rows[owner[rows] == group]] for group in groups]
     training = TrainBatch(

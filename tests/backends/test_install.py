@@ -25,6 +25,7 @@ from lorad.box.config import load
 from lorad.errors import LoradError, NotAllowed, SpecError, StorageError
 from lorad.servers.table import SERVERS
 from tests.kit.passable import PASSABLE, why_not
+from tests.kit.warm.processes import python
 from tests.kit.world import REPOSITORY, World, world
 
 VERSION = f"3.{sys.version_info.minor}"
@@ -59,7 +60,7 @@ class Shop(NamedTuple):
 
     def lorad(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", CLI, str(self.pins), "backends", *words],
+            [*python(), "-c", CLI, str(self.pins), "backends", *words],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,

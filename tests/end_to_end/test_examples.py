@@ -105,7 +105,7 @@ def test_both_losses_of_ones_own_are_equal(made: World) -> None:
     """`own-loss.yaml` runs, and its loss in numpy does as the one in torch."""
     spec = EXAMPLES / "own-loss.yaml"
     mine = f"algorithm.loss={EXAMPLES}/own_loss.py:same_loss"
-    few = 4
+    few = 2
     for name, keys in (
         ("in-torch", ("trainer.steps=10", "eval={every: 10, problems: 48}")),
         ("in-numpy", (f"trainer.steps={few}", mine, "eval.every=0")),

@@ -18,7 +18,7 @@ from tests.kit.pool_kit import Running, running_pool, swapped, until
 
 HOW = (
     *("data.train=lookup", "env={name: 'envs.py:Waits', turns: 3, workers: 2}", "rollout.max_staleness=2"),
-    *("trainer.steps=4", "checkpoint.every=2", "eval.every=2", "lora.dropout=0"),
+    *("trainer.steps=4", "checkpoint.every=1", "eval.every=2", "lora.dropout=0"),
 )
 SLEEP = "86397.5"  # seconds of a process that nothing may leave behind
 ENVS = f"""
@@ -101,7 +101,7 @@ def test_killed_in_mid_turn_equals_undisturbed(
     write_params(directory, run.params)
     child = start_driver(directory, tmp_path)
     until(lambda: (tmp_path / "waited").exists() and len(run.facts("checkpoint")) > 0)
-    assert len(left_behind(tmp_path)) >= 2
+    assert any(SLEEP in command for command in left_behind(tmp_path))  # the turn goes on
     child.send_signal(signal.SIGKILL)
     child.wait()
     until(lambda: not left_behind(tmp_path))
