@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def behaviour(of: str) -> dict[str, Any]:
 
 
 def serve(pool_dir: Path) -> None:
-    """Answers what the daemon asks, a process for each connection; `crash`: exits with 1 instead, in the
+    """Answers what the daemon asks, a thread for each connection; `crash`: exits with 1 instead, in the
     life of that number, or in all; `waits`: does neither as long as that is so.
 
     `capacity`: what it says of it; it has no tenants, so that runs count as placed and not yet there.
@@ -50,21 +51,16 @@ def serve(pool_dir: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(setup["socket"])
     listener.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    parent = os.getpid()
     engine = Engine(pool_dir / "loaded.json")
     if not setup["nodes"]:
         HEART.start(AttemptDir(log_directory(pool_dir)).heartbeat)
     while True:
         connection, _ = listener.accept()
-        if os.fork() == 0:
-            answer(connection, setup, parent, engine)
-            os._exit(0)
-        connection.close()
+        threading.Thread(target=answer, args=(connection, setup, engine), daemon=True).start()
 
 
 class Engine:
-    """What is loaded, and whether it is kept: in a file, as each connection has a process."""
+    """What is loaded, and whether it is kept: in a file, where tests find it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,18 +89,19 @@ class Engine:
             loaded.pop(call["args"]["version"], None)
 
 
-def answer(connection: socket.socket, setup: dict[str, Any], parent: int, engine: Engine) -> None:
+def answer(connection: socket.socket, setup: dict[str, Any], engine: Engine) -> None:
     wire = Wire(connection)
     names = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "dtype", "threads")
     about = {name: setup[name] for name in names}
-    info = PoolInfo(**about, pid=parent, base_checksum="", max_tokens=64, versions={})
+    info = PoolInfo(**about, pid=os.getpid(), base_checksum="", max_tokens=64, versions={})
     info = msgspec.structs.replace(info, model_sha256=behaviour("pool").get("model_sha256", ""))
     capacity = Capacity(**told) if (told := behaviour("pool").get("capacity")) else None
     while True:
         try:
             call = wire.hear()
         except EOFError:
-            os._exit(0)
+            connection.close()
+            return
         try:
             loaded, kept = engine.do(call)
             body = PoolStatus(info, [], loaded, 0.0, 0.0, 1, 1.0, kept=kept, capacity=capacity)
@@ -115,4 +112,4 @@ def answer(connection: socket.socket, setup: dict[str, Any], parent: int, engine
             reply = {"id": call["id"], "kind": "error", "body": to_wire(error)}
         wire.tell(reply)
         if call["verb"] == "shutdown" and not behaviour("pool").get("deaf"):
-            os.kill(parent, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
