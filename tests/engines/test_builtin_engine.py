@@ -299,7 +299,8 @@ async def test_call_joining_a_failing_batch_is_served(
 
 @pytest.mark.system
 async def test_separate_batches_share_one_cache_budget(base: Base, compute: Compute) -> None:
-    engine = BuiltinEngine(base, compute, TINY, cache_bytes=450 * bytes_per_token(base), mix_calls=False)
+    engine = BuiltinEngine(base, compute, TINY, cache_bytes=225 * bytes_per_token(base), mix_calls=False)
+    sampling = msgspec.structs.replace(LONG, max_new_tokens=100)
     held: list[int] = []
     resize = KVCache.resize
 
@@ -310,9 +311,9 @@ async def test_separate_batches_share_one_cache_budget(base: Base, compute: Comp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVCache, "resize", watched)
-        calls = (complete(engine, BASE, [prompt(seeds=[1, 2])], LONG, request=str(n)) for n in range(4))
+        calls = (complete(engine, BASE, [prompt(seeds=[1, 2])], sampling, request=str(n)) for n in range(4))
         made = await asyncio.gather(*calls)
-    assert 300 < max(held) <= 450 and all(one == made[0] for one in made)
+    assert 150 < max(held) <= 225 and all(one == made[0] for one in made)
     await engine.close()
 
 

@@ -85,8 +85,8 @@ def test_group_fits_where_its_copies_would_not(models: Merger) -> None:
 
 @pytest.mark.system
 def test_preempted_sample_continues_its_prompt(models: Merger) -> None:
-    make = partial(group, 24, new=300, stops=1)
-    batch = DecodeBatch(models, 64, (len(LONGER) + 1 + 1500) * bytes_per_token(models.base))
+    make = partial(group, 24, new=120, stops=6)
+    batch = DecodeBatch(models, 64, (len(LONGER) + 1 + 800) * bytes_per_token(models.base))
 
     def resumed() -> int:
         rows = zip(batch.groups, batch.slots.tolist(), strict=True)

@@ -1,12 +1,14 @@
 """The builtin trainer keeps the rules of every trainer."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lorad.models import base as models
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.trainers.base import Trainer
@@ -39,6 +41,12 @@ class OneByOne(BuiltinTrainer):
     forward_backward_many = Trainer.forward_backward_many
 
 
+@cache
+def _loaded(directory: Path) -> models.Base:
+    """Return a base that all trainers of it share: nobody writes to its weights."""
+    return load_base(directory, torch.float32, torch.device("cpu"))
+
+
 class TestBuiltinTrainer(TrainerSuite):
     kind: type[BuiltinTrainer] = BuiltinTrainer
 
@@ -48,7 +56,7 @@ class TestBuiltinTrainer(TrainerSuite):
 
         async def make() -> Trainer:
             threads.append(Compute())
-            return self.kind(load_base(base, torch.float32, torch.device("cpu")), threads[-1], str(base))
+            return self.kind(_loaded(base), threads[-1], str(base))
 
         yield make
         for compute in threads:
