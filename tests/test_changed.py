@@ -274,12 +274,14 @@ def test_advantages_concern_no_board(lorad: Graph) -> None:
     assert reached.isdisjoint({"tests/tui/test_board.py", "tests/store/test_database.py"})
 
 
+@pytest.mark.system
 def test_command_concerns_whoever_types_commands(lorad: Graph) -> None:
     reached = files_reached(lorad, "cli/commands/show.py")
     assert {"tests/cli/test_cli.py", "tests/cli/test_completion.py", "tests/tui/test_tmux.py"} <= reached
     assert "tests/rl/test_advantage.py" not in reached
 
 
+@pytest.mark.system
 def test_page_concerns_tests_of_the_docs(lorad: Graph) -> None:
     reached = files_reached(lorad, "docs/cli.md")
     assert {"tests/test_docs.py", "tests/end_to_end/test_docs_run.py"} <= reached

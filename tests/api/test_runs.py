@@ -124,6 +124,7 @@ def test_a_version_is_served_and_exported(box: lorad.Lorad, done: lorad.Run, tmp
     assert box.remove_alias("bot").removed and box.pools[0].model == "builtin:tiny" and len(box.devices)
 
 
+@pytest.mark.system
 def test_a_fork_is_paused_resumed_and_stopped(done: lorad.Run) -> None:
     fork = done.fork(2, name="fork", trainer={"steps": 100000}, eval={"every": 0})
     assert fork.wait(until="step>=1", timeout=90).origin == "done@2"
@@ -165,6 +166,7 @@ async def test_async_twins_answer_the_same(made: World, done: lorad.Run) -> None
         await run.wait(until="eval>2")
 
 
+@pytest.mark.system
 async def test_many_wait_at_once(made: World, done: lorad.Run) -> None:
     run = lorad.AsyncRun(done)
     found = await asyncio.gather(*(run.wait(until="step>=4") for _ in range(50)))

@@ -233,6 +233,7 @@ def test_hints_are_what_is_run(shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_
     assert lines[3:-2] == steps and lines[0] == "lorad backends install vllm"
 
 
+@pytest.mark.system
 def test_packages_come_from_where_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "TORCH_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -343,6 +344,7 @@ def test_lorads_own_interpreter_comes_first(
     assert f"{sys.base_prefix}/bin/python{VERSION} " in first and str(other) not in first
 
 
+@pytest.mark.system
 def test_root_is_told_what_others_cannot_start(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

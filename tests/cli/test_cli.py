@@ -58,6 +58,7 @@ def test_malformed_data_line_is_named_by_number(made: World) -> None:
     assert "rows.jsonl:2" in error
 
 
+@pytest.mark.system
 def test_a_prompt_with_an_answer_is_shown(made: World) -> None:
     chat = '[{"role": "user", "content": "S:21="}, {"role": "assistant", "content": "It is 12"}]'
     (made.root / "rows.jsonl").write_text(f'{{"prompt": {chat}, "answer": "12"}}\n')
@@ -87,6 +88,7 @@ def test_lora_flags_reach_the_spec(made: World) -> None:
     assert (version["rank"], version["alpha"]) == (4, 8)
 
 
+@pytest.mark.system
 def test_repeated_module_flags_add_up(made: World) -> None:
     flags = (
         "--target-modules",
@@ -169,6 +171,7 @@ def test_interrupt_only_detaches_from_the_run(made: World) -> None:
     made.lorad("kill", "detached", "--wait")
 
 
+@pytest.mark.system
 def test_live_line_fits_the_terminal_and_detaches_cleanly(made: World) -> None:
     environment = os.environ | {"LORAD_HOME": str(made.home.root), "TERM": "xterm"}
     command = [
@@ -289,6 +292,7 @@ def test_logs_samples_pools_devices_and_doctor_print(made: World) -> None:
     made.lorad("run", made.root / "new.yaml", "trainer.steps=1", "eval.every=0", "--name", "inited", "--wait")
 
 
+@pytest.mark.system
 def test_reused_name_continues_the_version_numbers(made: World) -> None:
     made.run("phoenix", "trainer.steps=2")
     made.lorad("rm", "phoenix", "--yes")

@@ -60,6 +60,7 @@ def test_json_has_x_and_smoothed_values(typed: Typed) -> None:
     assert row["step"][:2] == [1, 2] and row["time"][:2] == [1.093, 2.293] and len(row["smoothed"]) == 42
 
 
+@pytest.mark.system
 def test_json_has_every_step_of_a_long_run(typed: Typed, frozen: Client) -> None:
     (row,) = json.loads(typed("million", "--json"))
     assert row["step"] == [step.step for step in frozen.steps("million")] and len(row["step"]) == 7840

@@ -153,6 +153,7 @@ async def test_a_storage_that_others_can_replace_is_refused(home: Path, tmp_path
         assert mode_of(tmp_path) == 0o1777
 
 
+@pytest.mark.system
 def test_daemon_without_log_starts_and_says_so(home: Path) -> None:
     (home / "logs" / "daemon.log").mkdir(parents=True)
     process = start(home)
@@ -315,6 +316,7 @@ def wait_any(processes: list[subprocess.Popen[bytes]]) -> int:
     return next(process.returncode for process in processes if process.returncode is not None)
 
 
+@pytest.mark.system
 def test_a_daemon_starts_again_after_kill_9(home: Path) -> None:
     first = start(home)
     before = answers(home).pid

@@ -115,6 +115,7 @@ def test_stopped_and_resumed_equals_undisturbed(calm: Calm, running: Running, tm
     assert run.outcome() == calm[1].outcome()
 
 
+@pytest.mark.system
 def test_resume_with_more_steps_equals_one_attempt(calm: Calm, running: Running, tmp_path: Path) -> None:
     run = Driven(running, tmp_path, "more", "rollout.max_staleness=2", "eval.every=0")
     assert run.drive(steps=4).reason == run.drive(steps=7).reason == "completed"

@@ -95,6 +95,7 @@ def test_kill_does_not_prolong_a_run_without_progress(running: Running, home: Pa
     assert run.drive().detail.startswith("2 of 6 steps, ended early")
 
 
+@pytest.mark.system
 def test_each_new_best_gets_a_checkpoint(running: Running, home: Path) -> None:
     keep = ("checkpoint={every: 100, keep_best: 1, best_by: eval/warm}", "trainer.steps=4", SETS)
     run = Driven(running, home, "best", *keep)

@@ -94,6 +94,7 @@ def test_lengths_of_caches_are_even(models: Merger) -> None:
     assert {length % 16 for length in own + shared} == {0} and max(shared) == 304
 
 
+@pytest.mark.system
 def test_the_youngest_samples_give_way(models: Merger) -> None:
     small = DecodeBatch(models, 64, 500 * bytes_per_token(models.base))
 

@@ -106,6 +106,7 @@ def test_rewards_of_old_environments_are_kept(play: Callable[..., list[Played]])
     assert Door.bodies == [asked, asked]
 
 
+@pytest.mark.system
 def test_rewards_of_new_environments_are_kept(play: Callable[..., list[Played]]) -> None:
     right, wrong = play(TASKSET, "right", "other")
     assert (right.reward, wrong.reward) == (1.0, 0.0) and not right.error
@@ -120,6 +121,7 @@ def test_faults_of_old_environments_have_reasons(play: Callable[..., list[Played
     assert refused.reward is None and '"no"' in refused.error
 
 
+@pytest.mark.system
 def test_faults_of_new_environments_have_reasons(play: Callable[..., list[Played]]) -> None:
     (refused,) = play(TASKSET, "refused")
     assert refused.reward is None and refused.error.startswith("ProviderError: ")
@@ -155,6 +157,7 @@ def test_new_environments_may_begin_the_chat(play: Callable[..., list[Played]]) 
     assert (played.reward, played.error) == (1.0, "")
 
 
+@pytest.mark.system
 def test_a_new_environment_that_cannot_serve_says_why(play: Callable[..., list[Played]]) -> None:
     (played,) = play(TASKSET, "text", args={"taskset": {"unready": True}})
     assert "RuntimeError: its server did not start" in played.error
@@ -231,6 +234,7 @@ def test_one_row_of_few_is_held_out(tmp_path: Path) -> None:
     assert len(trained) == len(held_out) == 1
 
 
+@pytest.mark.system
 def test_held_out_rows_are_played(play: Callable[..., list[Played]]) -> None:
     (played,) = play(CLASSIC, "of evals", args={"evals": 1, "eval_kind": "of evals"}, row=-1)
     assert (played.reward, played.error) == (1.0, "")

@@ -49,6 +49,7 @@ def test_an_open_line_starts_no_ssh(box: Box) -> None:
     assert box.ssh_calls == before
 
 
+@pytest.mark.system
 @BY_FAKE
 def test_all_boxes_are_listed_at_once(box: Box, run: str) -> None:
     box.add("gone", home="/nowhere", lorad="/nowhere/lorad")

@@ -53,6 +53,7 @@ def test_a_line_that_slept_is_opened_anew(box: Box, client: Client, monkeypatch:
     assert client.status().home == str(box.far.home.root)
 
 
+@pytest.mark.system
 def test_a_broken_answer_is_told(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.status()
 
@@ -66,6 +67,7 @@ def test_a_broken_answer_is_told(box: Box, client: Client, monkeypatch: pytest.M
     assert "the line is opened anew" in refused.value.hint
 
 
+@pytest.mark.system
 def test_a_dead_daemon_is_not_started_here(box: Box, client: Client) -> None:
     os.kill(client.status().pid, signal.SIGKILL)
     with pytest.raises(DaemonUnreachable, match="no daemon runs on h2") as refused:

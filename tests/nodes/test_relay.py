@@ -73,6 +73,7 @@ async def test_many_nodes_pass_a_directory_on(world: World) -> None:
     assert world.left() == {"run@1"}
 
 
+@pytest.mark.system
 async def test_a_dead_relay_is_passed_by(world: World) -> None:
     for name in (ROOTS[0], BELOW[3]):
         world.swarm.servers[name].close()

@@ -170,17 +170,20 @@ def test_engine_returning_with_other_bits_is_amplified(
         assert amplified(publish_until(connection, tmp_path, 3)) == expected
 
 
+@pytest.mark.system
 def test_restart_during_a_publish_is_amplified(tmp_path: Path) -> None:
     with opened(tmp_path, "sleeping_engines:RestartsWithOtherRounding") as (_, connection):
         assert amplified(publish_until(connection, tmp_path, 3)) == [1, 2]
 
 
+@pytest.mark.system
 def test_engine_without_repeatable_bits_is_attested(tmp_path: Path) -> None:
     with opened(tmp_path, "faulty_engines:NeverRepeats") as (running, connection):
         publish_until(connection, tmp_path, 3, lr=1e-3)
         assert not running.pool.attester._repeats
 
 
+@pytest.mark.system
 def test_wrongly_resolved_name_is_found_within_noise(tmp_path: Path) -> None:
     with opened(tmp_path, "faulty_engines:NeverRepeatsNamesBase", every=0) as (_, connection):
         publish_until(connection, tmp_path, 1, lr=3e-3)

@@ -93,6 +93,7 @@ def test_a_pool_ends_without_waking_its_engine(tmp_path: Path) -> None:
     assert changes() == ["sleep"]
 
 
+@pytest.mark.system
 def test_slow_reader_delays_no_trainer(run: Connection, pool: Running) -> None:
     with pool.connect() as slow:
         chunks = slow.stream("serve", Generate("base", prompts(16, 4), Sampling(max_new_tokens=60)))

@@ -136,6 +136,7 @@ def test_every_server_must_have_the_trainers_base(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.system
 def test_servers_must_agree_about_a_loaded_version(tmp_path: Path) -> None:
     with opened(tmp_path / "first", "Sleeps", mode="resident") as connection:
         learn(connection)

@@ -74,6 +74,7 @@ def test_served_versions_that_nobody_uses_are_bounded(
     assert loaded == sorted(version.version for version in versions[-SPARE:])
 
 
+@pytest.mark.system
 def test_a_reader_that_stops_reading_holds_up_nobody(running: Running, run: Connection) -> None:
     with running.connect() as slow:
         many = Generate("base", prompts(16, 4), Sampling(max_new_tokens=60))

@@ -84,6 +84,7 @@ def test_a_killed_lane_tells_what_others_do(
     assert [fact.step for fact in made.facts("step")] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.system
 def test_parking_between_passes_changes_nothing(calm: LaneRun, running: Running, tmp_path: Path) -> None:
     """The gradients of the passes that were told are made again."""
     made, wanted = LaneRun(running, tmp_path, "parked"), [*script(STEPS)]

@@ -124,6 +124,7 @@ def test_gradients_flow_back_through_shared_states(directory: Path, base: Base, 
             assert (gradient - gradients[name]).norm() < 2e-5 * gradients[name].norm(), name
 
 
+@pytest.mark.system
 def test_pieces_add_up_to_the_whole(base: Base, slot: Slot) -> None:
     batch = some_batch()
     found = []

@@ -256,6 +256,7 @@ async def test_a_session_that_ends_closes_its_browsers_socket(server: Served, en
                 await socket.receive()
 
 
+@pytest.mark.system
 async def test_screenshot_needs_a_key(server: Served) -> None:
     async with visit(server) as guest, await guest.terminal() as socket, aiohttp.ClientSession() as stranger:
         await drawn(socket)

@@ -107,6 +107,7 @@ def test_run_without_samples_is_named(typed: Typed) -> None:
         typed("one-answer", "--histogram", "--step", "41")
 
 
+@pytest.mark.system
 def test_histograms_are_files_and_json(typed: Typed, tmp_path: Path) -> None:
     runs = ("sorter", "support-bot", "--histogram")
     counted = json.loads(typed(*runs, "--json"))

@@ -4,6 +4,8 @@ import functools
 import json
 from pathlib import Path
 
+import pytest
+
 from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.queue.restart import excuse, futile_attempts
@@ -20,6 +22,7 @@ def row(ctx: Context, name: str) -> RunRow:
     return runs.get(ctx.store, name)
 
 
+@pytest.mark.system
 async def test_the_youngest_of_a_lost_pool_ends_first(home: Path) -> None:
     behave(home, driver={"seconds": 60.0})
     async with reconciling(home) as ctx:
@@ -67,6 +70,7 @@ def test_a_neighbour_that_returned_sooner_excuses_too(home: Path) -> None:
     assert futile_attempts(ctx, "a") == 0
 
 
+@pytest.mark.system
 async def test_a_run_with_younger_neighbours_ends_too(home: Path) -> None:
     behave(home, driver={"seconds": 60.0})
     async with reconciling(home) as ctx:

@@ -61,6 +61,7 @@ async def works(api: Api, home: Path) -> None:
     assert of_home(api.ctx.home, api.ctx.runs_root).missing == []
 
 
+@pytest.mark.system
 async def test_a_home_moved_between_two_daemons_works_on(home: Path) -> None:
     async with serving(home) as api:
         await with_a_fork(api)

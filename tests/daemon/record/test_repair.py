@@ -99,6 +99,7 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert events_of(after["events"], own=own) == events_of(before["events"], own=own)
 
 
+@pytest.mark.system
 async def test_lost_database_is_rebuilt_completely(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await lively(api, tmp_path)
@@ -154,6 +155,7 @@ async def test_without_daemon_journal_directories_restore_the_runs(home: Path) -
     assert [(a["alias"], a["run"], a["version"]) for a in after["aliases"]] == [("bot", "a", 1003)]
 
 
+@pytest.mark.system
 async def test_aliases_of_lost_line_come_from_gateway(home: Path) -> None:
     await ended(home)
     path = home / "journal.jsonl"
@@ -170,6 +172,7 @@ async def test_aliases_of_lost_line_come_from_gateway(home: Path) -> None:
     assert [row["version"] for row in tables(home)["versions"] if row["pinned"]] == [1002]
 
 
+@pytest.mark.system
 async def test_damaged_journal_line_costs_only_its_facts(home: Path) -> None:
     await ended(home)
     path = home / "journal.jsonl"

@@ -93,6 +93,7 @@ async def test_the_shape_of_the_adapter_stays(home: Path) -> None:
         await fork(api, "a@1004", "lora.rank=16", name="b")  # what it is
 
 
+@pytest.mark.system
 async def test_a_forked_critic_keeps_its_rank(home: Path) -> None:
     ppo = ("algorithm={name: ppo, critic: {warmup_steps: 0}}",)
     async with serving(home) as api:

@@ -136,6 +136,7 @@ async def test_hidden_version_cannot_be_a_reference(home: Path) -> None:
     ctx.journal.close()
 
 
+@pytest.mark.system
 async def test_fork_keeps_reference_of_its_parent(home: Path, tmp_path: Path) -> None:
     async with serving(home) as api:
         await api.run("r")

@@ -59,6 +59,7 @@ def test_killed_and_resumed_equals_undisturbed(running: Running, tmp_path: Path)
     assert calm.facts("attempt")[0].data["routes"] == "record"
 
 
+@pytest.mark.system
 def test_episodes_replay_every_token(running: Running, tmp_path: Path) -> None:
     how = ("data.train=lookup", "env={name: lookup, turns: 3}", "trainer.steps=2", "rollout.max_staleness=0")
     run = Driven(running, tmp_path, "lookup", *HOW, *how)

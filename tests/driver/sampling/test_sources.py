@@ -114,6 +114,7 @@ def test_killed_mixture_equals_an_undisturbed_one(running: Running, home: Path, 
     assert any(fact.data["metrics"].get("prompts_hard") for fact in calm.facts("step"))
 
 
+@pytest.mark.system
 def test_held_out_rows_are_judged_by_theirs(running: Running, home: Path) -> None:
     held_out = {"store.jsonl": {"env": "lookup"}, "sums.jsonl": {"reward": "reward.py:score"}}
     run = mixed(running, home, "held", f"data.eval={json.dumps(held_out)}", "eval.every=2", "eval.problems=8")

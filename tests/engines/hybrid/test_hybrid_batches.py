@@ -77,6 +77,7 @@ def test_samples_of_calls_come_out_as_alone(models: Merger) -> None:
     assert same(finish(fresh(models), *mixed(models)), alone)
 
 
+@pytest.mark.system
 def test_preempted_samples_come_out_the_same(models: Merger) -> None:
     row = bytes_per_row(models.base)
     token = bytes_per_token(models.base)
@@ -111,6 +112,7 @@ def test_cached_prefixes_change_no_sample(models: Merger, prefilled: list[int]) 
         assert same(made, finish(fresh(models), call(counts=[2], start=start)))
 
 
+@pytest.mark.system
 def test_prefixes_of_several_prompts_are_read_together(models: Merger) -> None:
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))
     for start in (LONG_PROMPT, LONG[: 2 * BLOCK]):
@@ -120,6 +122,7 @@ def test_prefixes_of_several_prompts_are_read_together(models: Merger) -> None:
     assert same(made, finish(fresh(models), *(call(counts=[2, 1], start=start) for start in starts)))
 
 
+@pytest.mark.system
 def test_cached_prefixes_keep_their_routes(tmp_path: Path) -> None:
     """Of a prompt that is computed in two parts, and of one that begins where another does."""
     write_hybrid(tmp_path, family="qwen3_next")

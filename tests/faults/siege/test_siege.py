@@ -26,6 +26,7 @@ def test_every_route_and_body_is_besieged() -> None:
     }
 
 
+@pytest.mark.system
 async def test_parts_at_their_bounds_are_no_defect(home: Path) -> None:
     async with serving(home) as api:
         finished(api.ctx, "mine")

@@ -144,6 +144,7 @@ def test_values_beyond_json_stay_what_they_are(home: Path, tmp_path: Path) -> No
     assert {row.values["on"] for row in data.rows} == {on} and files(home) == []
 
 
+@pytest.mark.system
 def test_many_rows_take_little_memory(home: Path, tmp_path: Path) -> None:
     tokenizer = model(tmp_path)
     row = '{"prompt": "' + "S:2,1=" * 30 + '", "completion": "1"}\n'

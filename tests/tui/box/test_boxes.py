@@ -147,6 +147,7 @@ async def test_a_refused_box_leaves_the_one_shown(far: World) -> None:
         await shown(user, "there is no box nowhere", "local, h2, h3")
 
 
+@pytest.mark.system
 async def test_other_boxes_are_read_only_too(far: World) -> None:
     async with using(busy_world(), readonly=True) as user:
         await to_h2(user)
@@ -158,6 +159,7 @@ async def test_other_boxes_are_read_only_too(far: World) -> None:
         assert far.asked == [] and {path for path, _ in far.bodies} == {"select"}
 
 
+@pytest.mark.system
 async def test_rights_are_those_on_the_box(far: World) -> None:
     far.answers["status"] = {"pid": 1, "caller": {"user": "bob", "admin": False}}
     async with using(busy_world()) as user:
@@ -185,6 +187,7 @@ async def test_an_action_stays_on_its_box(far: World) -> None:
         assert here.asked == [("pause", "calm")] and far.asked == []
 
 
+@pytest.mark.system
 async def test_each_box_keeps_its_screens(far: World) -> None:
     async with using(busy_world()) as user:
         await shown(user, "bold")
