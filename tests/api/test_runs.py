@@ -115,6 +115,7 @@ def test_a_broken_spec_is_refused(box: lorad.Lorad) -> None:
         box.get("broken")
 
 
+@pytest.mark.system
 def test_a_version_is_served_and_exported(box: lorad.Lorad, done: lorad.Run, tmp_path: Path) -> None:
     version = done.versions[-1]
     assert len(box.generate(version, "S:21=", n=2, temperature=1.0).completions) == 2

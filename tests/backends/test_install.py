@@ -205,6 +205,7 @@ main()"""
     assert log.read_text().split() == [str(number) for number in [*range(broken + 1), *range(5)]]
 
 
+@pytest.mark.system
 def test_failed_step_leaves_nothing_that_counts(shop: Shop, tmp_path: Path) -> None:
     recipe = recipe_of("vllm", "cpu")
     folder = tmp_path / recipe.name / "bin"

@@ -252,6 +252,7 @@ def test_path_in_an_override_is_made_absolute(typed: str, sent: str, tmp_path: P
     )
 
 
+@pytest.mark.system
 def test_names_that_differ_in_capitals_alone_are_refused(made: World) -> None:
     made.run("Capital", "trainer.steps=1")
     assert "Capital" in made.lorad("run", made.spec(), "--name", "Capital", expect=1).stderr

@@ -126,6 +126,7 @@ async def test_pool_with_broken_lock_is_passed_over(home: Path) -> None:
             assert (await until_state(ctx, "b", "ended")).pool == "tiny-2"
 
 
+@pytest.mark.system
 async def test_pool_with_zeroed_status_still_serves(home: Path) -> None:
     async with serving(home) as api:
         await api.run("a")
@@ -198,6 +199,7 @@ async def test_a_database_that_was_replaced_is_said(home: Path) -> None:
         await until_state(api.ctx, "a", "ended")
 
 
+@pytest.mark.system
 def test_doctor_list_and_status_say_what_is_broken() -> None:
     with world() as made:
         made.home.root.mkdir()

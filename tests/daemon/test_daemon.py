@@ -180,6 +180,7 @@ def test_daemon_with_broken_files_says_what_helps(home: Path, file: str) -> None
     assert hints[file] in done.stderr
 
 
+@pytest.mark.system
 def test_daemon_without_descriptors_says_so_once(home: Path) -> None:
     process, log = start(home, "prlimit", "--nofile=64"), home / "logs" / "daemon.log"
     answers(home)

@@ -66,6 +66,7 @@ def test_each_token_bears_its_own_penalty() -> None:
     np.testing.assert_allclose(found, [0.2, 0.55, -1.3], atol=1e-6)
 
 
+@pytest.mark.system
 def test_only_the_critic_learns_in_its_warmup(calm: Driven) -> None:
     assert [record.step for record in calm.facts("version")] == [0, *range(WARM_UP + 1, STEPS + 1)]
     steps = [record.data["metrics"] for record in calm.facts("step")]

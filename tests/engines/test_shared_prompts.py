@@ -153,6 +153,7 @@ def test_fused_parts_come_out_as_alone(
     assert len(set(queries)) > 1
 
 
+@pytest.mark.system
 def test_spoilt_prompt_harms_no_other(models: Merger) -> None:
     held = version(models.base, 1)
     assert held.lora is not None

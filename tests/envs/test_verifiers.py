@@ -169,6 +169,7 @@ def test_clients_are_closed_after_an_episode(play: Callable[..., list[Played]]) 
     assert [each.error for each in played] == [""] * 3
 
 
+@pytest.mark.system
 def test_one_process_plays_many_at_once(play: Callable[..., list[Played]]) -> None:
     played = play(CLASSIC, *["text"] * 32, args={"kind": "meet", "max_turns": 1})
     assert {(each.reward, each.error) for each in played} == {(0.0, "")}

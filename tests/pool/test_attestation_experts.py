@@ -162,6 +162,7 @@ def test_verdict_names_experts_that_no_canary_meets(tmp_path: Path) -> None:
     assert "model.layers." in attestation.detail
 
 
+@pytest.mark.system
 def test_canaries_usually_meet_every_expert(tmp_path: Path) -> None:
     with opened(tmp_path, "Clean", MODES[0]) as run:
         attestation = published(run, tmp_path, 0, 1e-3)

@@ -106,6 +106,7 @@ def served(connection: Connection, directory: Path) -> None:
         connection.call("load_version", LoadVersion(version.version, str(files), version.sha256))
 
 
+@pytest.mark.system
 def test_served_versions_are_checked_after_a_wake(tmp_path: Path) -> None:
     kind = "tests.kit.fakes.sleeping_engines:WakesWithBase"
     with (

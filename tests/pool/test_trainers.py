@@ -63,6 +63,7 @@ def test_trainer_and_server_take_turns_on_the_device(run: Connection, tmp_path: 
     assert Lodges.newest.moves == ["offload", "onload"] * ((changes + 1) // 2)
 
 
+@pytest.mark.system
 def test_a_step_costs_one_sleep_and_one_wake(run: Connection, tmp_path: Path) -> None:
     publish(run, tmp_path, 0)
     before = len(Sleeps.newest.changes)

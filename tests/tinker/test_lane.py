@@ -146,6 +146,7 @@ def test_what_cannot_be_done_fails_its_future(
     assert isinstance(told[7], Stepped)
 
 
+@pytest.mark.system
 def test_a_failed_load_fails_the_step_it_leaves(running: Running, tmp_path: Path) -> None:
     """The gradients of the pass before it are gone. Also after a death."""
     made = LaneRun(running, tmp_path, "unloadable")

@@ -47,6 +47,7 @@ async def test_completions_are_shown_with_reward_and_advantage() -> None:
         assert "logprob -0.375" in text(user) and "@0 · 2 prompts, 8 samples" in head(user)
 
 
+@pytest.mark.system
 async def test_rewards_of_zero_draw_empty_bars() -> None:
     zero = [a_sample(0, index, 1, reward=0.0) for index in range(2)]
     async with using(a_world({1: zero})) as user:
@@ -67,6 +68,7 @@ ANSWER = (
 )
 
 
+@pytest.mark.system
 async def test_a_long_chat_shows_its_question() -> None:
     before, after = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
@@ -162,6 +164,7 @@ async def test_search_counts_matches_and_n_cycles() -> None:
         await until(user, lambda: any(isinstance(screen, NewRun) for screen in user.app.screen_stack))
 
 
+@pytest.mark.system
 async def test_completions_are_ordered_by_reward_advantage_and_length() -> None:
     async with using(a_world({1: samples_of(1, [0])})) as user:
         await opened(user, 2, "made at 1")
@@ -226,6 +229,7 @@ async def test_megabyte_line_scrolls_to_its_end(letter: str) -> None:
         await until(user, lambda: "END" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_rewards_of_any_size_do_not_break_it() -> None:
     rewards = [1e308, -1e308, 1e308, None, float("nan")]
     huge = [

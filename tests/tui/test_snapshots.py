@@ -118,7 +118,7 @@ def test_several_boxes(
     far.live(False)
 
 
-@pytest.mark.system(but=["markdown", "hostile"])
+@pytest.mark.system(but="hostile")
 @pytest.mark.parametrize("name", ODD)
 def test_odd(name: str, client: Client, snap_compare: Compare) -> None:
     assert snap_compare(app_of(client), terminal_size=MIDDLE, run_before=ODD[name])

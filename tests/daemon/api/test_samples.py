@@ -67,6 +67,7 @@ def test_samples_without_a_value_come_last() -> None:
     assert rewards == [[1.0, 0.5, None], [0.5, 1.0, None]]
 
 
+@pytest.mark.system
 def test_limit_counts_what_was_chosen(frozen: Client) -> None:
     longest = frozen.samples("one-answer", limit=2, choice=Choice("end:truncated", "length"))
     assert [(one.index, one.ending) for one in longest] == [(2, "length")] * 2

@@ -77,6 +77,7 @@ def warnings(ctx: Context, name: str) -> list[str]:
     return [json.loads(row["data"])["message"] for row in rows]
 
 
+@pytest.mark.system
 async def test_resumed_run_keeps_threads_under_any_load(home: Path) -> None:
     async with reconciling(home) as ctx:
         give(ctx, IDLE)

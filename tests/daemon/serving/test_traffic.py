@@ -157,6 +157,7 @@ def test_the_gateway_tells_what_it_served(world: World, client: OpenAI) -> None:
     assert reports(world, "sorter@0").requests >= 2
 
 
+@pytest.mark.system
 def test_abandoned_request_was_in_flight_not_failed(world: World, client: OpenAI) -> None:
     before = reports(world, "bot")
     stream = client.completions.create(

@@ -184,6 +184,7 @@ def test_a_failing_program_is_named(running: Running) -> None:
     assert end.reason == "failed" and "Mend agent.py:run or allow more failures" in end.hint
 
 
+@pytest.mark.system
 def test_turns_behind_a_cut_are_warned_of(running: Running) -> None:
     run = alone(running, "cut", "forgets", "rollout.max_new_tokens=2", "trainer.steps=2")
     assert run.drive().reason == "completed"

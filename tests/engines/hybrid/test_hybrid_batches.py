@@ -100,6 +100,7 @@ def test_rows_are_bounded_by_their_states(tmp_path: Path) -> None:
     assert max(rows) == 5 and bytes_per_row(models.base) > room
 
 
+@pytest.mark.system
 def test_cached_prefixes_change_no_sample(models: Merger, prefilled: list[int]) -> None:
     """The first prompt leaves a state at its end, the second where it leaves the first, for the third."""
     batch = DecodeBatch(models, 64, ENOUGH, PrefixCache(ENOUGH))

@@ -91,6 +91,7 @@ def test_a_chat_costs_what_it_says(tmp_path: Path) -> None:
     assert large[0] < 4.5 * small[0] and large[1] < 4.5 * small[1]
 
 
+@pytest.mark.system
 def test_a_rewritten_chat_costs_its_usable_turns(tmp_path: Path) -> None:
     write(tmp_path, (TEMPLATES / "qwen3.jinja").read_text())
     small, large = (cost(tmp_path, turns, max_sample_tokens=300) for turns in (100, 400))

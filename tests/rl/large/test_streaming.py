@@ -107,6 +107,7 @@ def test_unshuffled_rows_keep_their_order(tokenizer: Tokenizer, tmp_path: Path) 
     assert prompts(found.take(0, 121)) == [*prompts_of(ROWS), ROWS[0]["prompt"]]
 
 
+@pytest.mark.system
 def test_a_bookmark_leads_to_the_same_rows(there: Hub, tokenizer: Tokenizer) -> None:
     found = opened(tokenizer, data())
     whole = found.take(0, 200)

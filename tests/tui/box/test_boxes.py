@@ -83,6 +83,7 @@ async def test_a_silent_box_holds_up_nothing(far: World, monkeypatch: pytest.Mon
         await shown(user, "reachable", without="late")
 
 
+@pytest.mark.system
 async def test_enter_shows_a_box_and_acts_there(far: World) -> None:
     here = busy_world()
     async with using(here) as user:
@@ -102,6 +103,7 @@ async def test_enter_shows_a_box_and_acts_there(far: World) -> None:
         assert here.asked == [("pause", "bold")] and len(far.asked) == 1
 
 
+@pytest.mark.system
 async def test_alarms_are_acknowledged_on_their_box(far: World, tmp_path: Path) -> None:
     dead = a_run("dead", state="ended", reason="failed", detail="out of memory", ended_at=time.time())
     here = World(dead, a_run("old", state="ended", reason="failed", ended_at=dead["ended_at"]))

@@ -26,6 +26,7 @@ async def test_x_goes_by_tokens_and_time() -> None:
         await until(user, lambda: "time 0s–5s" in screen_text(user))
 
 
+@pytest.mark.system
 async def test_other_runs_show_their_values_at_equal_tokens() -> None:
     world = a_world(4, a_run("other", step=9))
     serve(world, "first", lambda: 4, lambda number: step(number, tokens=1000))
@@ -52,6 +53,7 @@ async def test_choices_are_there_the_next_time() -> None:
         assert scene.metrics[0] == "reward" and scene.metrics[-1] == "seconds" and "loss" not in scene.metrics
 
 
+@pytest.mark.system
 async def test_system_metrics_are_found_by_that_word() -> None:
     async with looking(a_world()) as user:
         await user.press("m", *"system")
@@ -75,6 +77,7 @@ async def test_damaged_file_of_choices_is_as_none() -> None:
     assert (choices().look().smooth, choices().look().x) == (0.6, "step")
 
 
+@pytest.mark.system
 async def test_choices_hold_where_they_cannot_be_kept() -> None:
     os.environ["XDG_STATE_HOME"] = "/proc/none"
     async with looking(a_world()) as user:

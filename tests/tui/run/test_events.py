@@ -136,6 +136,7 @@ async def test_kinds_and_words_narrow_until_escape() -> None:
         await until(user, lambda: not isinstance(user.app.screen, RunScreen))
 
 
+@pytest.mark.system
 async def test_selected_event_is_shown_whole_below() -> None:
     long = an_event(1, "warning", message="x" * 120 + " the end")
     async with looking_at([long], (80, 24)) as (user, _):

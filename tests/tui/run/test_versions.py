@@ -40,6 +40,7 @@ async def test_versions_have_signs_and_words() -> None:
         assert "3 versions · ◉ current @2 · 1 pinned · 1 loaded · 128.0 KiB on disk" in head(user)
 
 
+@pytest.mark.system
 async def test_what_a_resume_rewound_is_a_branch() -> None:
     versions = [*(a_version(number) for number in range(4)), a_version(4, parent=1, step=2)]
     async with using(a_world(versions, origin="base@9"), (120, 40)) as user:
