@@ -35,7 +35,8 @@ def end_after_the_other():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if number:  # the kernel is taking it down, and is not done before the other rank is gone
+if number:  # the kernel is taking it down, with no ear for signals, until the other rank is gone
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=end_after_the_other).start()
     ctypes.CDLL(None).syscall({exit}, 0)
 while not flags(other) & 0x4:

@@ -38,22 +38,20 @@ def main() -> int:
     except OSError as error:
         _say(f"cannot start {config['python']}: {error.strerror}")
         return _EX_EXEC
-    while not (codes := _ended(ranks)) and signal.sigwait(_HEARD) == signal.SIGCHLD:
+    while not _ended(ranks) and signal.sigwait(_HEARD) == signal.SIGCHLD:
         pass  # the first to end are named; none, when a signal asks this process to end
     # a rank that misses another may be gone before the one it misses, whose memory is given back first
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while any(map(_is_exiting, ranks.values())) and (left := deadline - time.monotonic()) > 0:
-        signal.sigtimedwait([signal.SIGCHLD], left)
-    codes = _ended(ranks)
-    for rank, code in codes.items():
-        how = f"{KILLED} {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        _say(f"rank {rank} {how}")
+    lost = _lost(ranks)
     # the others end too
     deadline = time.monotonic() + _GRACE_SECONDS
     for process in ranks.values():
         process.terminate()
-    while len(_ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
+    while len(codes := _ended(ranks)) < len(ranks) and (left := deadline - time.monotonic()) > 0:
         signal.sigtimedwait([signal.SIGCHLD], left)
+    codes = {rank: code for rank, code in codes.items() if rank in lost}
+    for rank, code in codes.items():
+        how = f"{KILLED} {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        _say(f"rank {rank} {how}")
     for process in ranks.values():
         process.kill()
         process.wait()
@@ -79,13 +77,15 @@ def _ended(ranks: _Ranks) -> dict[int, int]:
     return {rank: code for rank, process in ranks.items() if (code := process.poll()) is not None}
 
 
-def _is_exiting(process: "subprocess.Popen[bytes]") -> bool:
-    """Return whether a rank is about to be gone: it has closed what it had open, or does so now."""
-    if process.poll() is not None:
-        return False
-    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
-        flags = file.read().rpartition(")")[2].split()[6]
-    return bool(int(flags) & _PF_EXITING)
+def _lost(ranks: _Ranks) -> set[int]:
+    """Return the ranks that have ended, or are about to: the kernel closes what they had open."""
+    lost = set(_ended(ranks))
+    for rank in ranks.keys() - lost:
+        with open(f"/proc/{ranks[rank].pid}/stat", encoding="utf-8") as file:
+            flags = file.read().rpartition(")")[2].split()[6]
+        if int(flags) & _PF_EXITING:
+            lost.add(rank)
+    return lost
 
 
 def _say(text: str) -> None:

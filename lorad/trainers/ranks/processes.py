@@ -4,6 +4,7 @@ their end.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -37,7 +38,7 @@ _STOP_SECONDS = 8.0  # the launcher's grace for its ranks, and some
 _LOG_LINES = 400
 _HINT = "`lorad logs RUN --of trainer` has all that it said. Then resume the run; a new pool starts."
 
-_SAID = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<rank>rank \d+) (?P<how>.*)")  # by a launcher or a rank
+_REPORT = re.compile(r"(?:(?P<node>\S+): )?lorad: (?P<rank>rank \d+) (?P<how>.*)")  # of a launcher or a rank
 
 T = TypeVar("T")
 
@@ -245,18 +246,17 @@ def ending(lines: Sequence[str], how: str) -> str:
     Args:
         how: How the launcher ended, which is said when no rank did.
     """
-    said = {number: match for number, line in enumerate(lines) if (match := _SAID.match(line))}
-    ends = [match for match in said.values() if match["how"] != FAILED]
+    reports = [(number, match) for number, line in enumerate(lines) if (match := _REPORT.match(line))]
+    failures = [(number, match) for number, match in reports if match["how"] == FAILED]
+    ends = [match for _, match in reports if match["how"] != FAILED]
     killed = [match for match in ends if match["how"].startswith(launch.KILLED)]
-    first = next((number for number, match in said.items() if match["how"] == FAILED), None)
-    trace = [line for number, line in enumerate(lines) if number not in said]
+    trace = [line for line in lines if not _REPORT.match(line)]
     if killed:
         ends = killed
-    elif first is not None:
-        rank = said[first]["rank"]
-        ends = [match for match in ends if match["rank"] == rank] or [said[first]]
-        after = [number for number in said if number > first]
-        trace = list(lines[first + 1 : after[0] if after else None])
+    elif failures:
+        number, failure = failures[0]
+        ends = [match for match in ends if match["rank"] == failure["rank"]] or [failure]
+        trace = list(itertools.takewhile(lambda line: not _REPORT.match(line), lines[number + 1 :]))
     ranks = [
         f"{match['rank']} {match['how']}" + (f" on {match['node']}" if match["node"] else "")
         for match in ends
