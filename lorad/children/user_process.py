@@ -43,6 +43,7 @@ importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))
 """
 _START_SECONDS = 60.0  # for the import of a file
 _PRINTED_SECONDS = 1.0  # for what it printed last to be in the log
+_GONE_SECONDS = 60.0  # for a guard whose pipes are closed to be gone; a busy machine may need seconds
 _PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
     *("LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME"),
@@ -221,9 +222,9 @@ class UserProcess:
         return line
 
     def _death(self) -> str:
-        """Say how a process ended that answers no more."""
+        """Say how a process ended that answers no more: its guard, which has the pipes as well, is ending."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=guard.END_SECONDS)
+            self._process.wait(timeout=_GONE_SECONDS)
         code = self._process.poll()
         if code is not None and (number := guard.killed_by(code)):
             return f"the {self._what} process died of {number.name}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,6 +19,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.protocol.pool_setup import Quantize
 
 _HEAD = "lm_head.weight"
+_MAPPED = 2**26  # bytes of a file that stay mapped: each opening parses the names of all its tensors
 
 
 def load_base(
@@ -55,6 +57,9 @@ class _Source:
         self.quantize = quantize
         self.files = check_tensors(directory, read_config(directory))
         self.rest = set(self.files)
+        self._path: Path | None = None
+        self._file: Any = None
+        self._touched = 0
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.stack([name], [shape[0]], *shape[1:])
@@ -84,8 +89,12 @@ class _Source:
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a view of the file, to be copied before the next is asked for."""
-        with safe_open(self.files[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        if self._path != self.files[name] or self._touched > _MAPPED:
+            self._path = self.files[name]
+            self._file = safe_open(self._path, framework="pt")
+            self._touched = 0
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        self._touched += tensor.nbytes
         if tuple(tensor.shape) != shape:
             raise SpecError(f"{self.files[name]} was changed while it was read", hint="start again")
         self.rest.discard(name)

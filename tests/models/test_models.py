@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from lorad.errors import SpecError
+from lorad.models import loading
 from lorad.models.attention import CausalAttention
 from lorad.models.base import Base
 from lorad.models.decoder import hidden, logits
@@ -203,6 +205,19 @@ def test_checksum_sees_one_changed_weight(tmp_path: Path) -> None:
     assert isinstance(o, torch.Tensor)
     o[0, 0] += 1e-3
     assert base.checksum() != before
+
+
+def test_shards_are_not_opened_for_each_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(tmp_path, shard="20KB")
+    opened = []
+
+    def open_shard(path: Path, framework: str) -> Any:
+        opened.append(path)
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(loading, "safe_open", open_shard)
+    load_base(tmp_path, torch.float32, CPU)
+    assert set(opened) == set(tmp_path.glob("*.safetensors")) and len(opened) < 2 * len(set(opened))
 
 
 def test_bfloat16_is_near_and_half_the_memory(tmp_path: Path) -> None:
