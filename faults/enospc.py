@@ -21,6 +21,7 @@ from typing import Any
 from lorad.errors import Conflict, DaemonUnreachable, LoradError
 from lorad.store.check import check
 from tests.kit.leftovers import kill_leftovers
+from tests.kit.warm.starting import warm_process
 from tests.kit.world import World, world
 
 STEPS = 6
@@ -49,6 +50,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    with warm_process():
+        return play(options)
+
+
+def play(options: argparse.Namespace) -> int:
+    """Play the rounds; returns the exit code."""
     expected = undisturbed()
     print(f"undisturbed: {STEPS} steps, digest {expected['digest'][:12]}", flush=True)
     for number in range(options.rounds):

@@ -23,6 +23,7 @@ from typing import Any
 from lorad.daemon.record.audit import audit
 from lorad.errors import Conflict, DaemonUnreachable
 from lorad.records.runs import RunDetails
+from tests.kit.warm.starting import warm_process
 from tests.kit.world import World, world
 
 SPEC = """
@@ -149,6 +150,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    with warm_process():
+        return play(options)
+
+
+def play(options: argparse.Namespace) -> int:
+    """Play the rounds; returns the exit code."""
     begun = time.monotonic()
     with world() as made:
         expected = Many(made, options.runs, options.steps).alone()

@@ -35,6 +35,7 @@ from faults.kill9.oracle import exceptions, is_empty
 from faults.kill9.runs import CONFIG, KINDS, Crew, completed, undisturbed
 from faults.kill9.striker import EVERYTHING, Strike, Striker, deck
 from faults.kill9.witness import Witness
+from tests.kit.warm.starting import warm_process
 
 Facts = dict[str, dict[str, Any]]
 DEADLINE = 300.0  # seconds for all runs to complete after the last kill of a round
@@ -83,7 +84,7 @@ def main() -> int:
     begun, tally = time.monotonic(), Tally()
     cards = endless(random.Random(f"{options.seed}/deck"), options.only or "")
     number, found = 0, list[str]()
-    with ThreadPoolExecutor() as beside:
+    with warm_process(), ThreadPoolExecutor() as beside:
         calm = beside.submit(undisturbed, options.kinds, options.steps)
         while not found and (left := options.kills - tally.kills.total()) > 0:
             number += 1

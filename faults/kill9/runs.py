@@ -108,6 +108,7 @@ DEFAULTS: dict[str, Any] = {
     "data": "shuffle: true",
 }
 CONFIG = "devices: {cpu_slots: 2}\n"
+_LOOK_SECONDS = 0.2  # between two looks at all runs, of which each takes the daemon some milliseconds
 GAVE_UP = ("got no further", "restarts")  # in the words of an end after which only its user resumes a run
 
 
@@ -180,7 +181,7 @@ class Crew:
 
     def _work(self) -> None:
         while not self.closed:
-            time.sleep(0.05)
+            time.sleep(_LOOK_SECONDS)
             with contextlib.suppress(DaemonUnreachable):
                 self._look_after()
 

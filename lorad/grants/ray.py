@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from lorad.grants.ray_token import RefusedError, reach
 
-ray: Any = None  # see `_connect`: Ray reads its settings from the environment when it is imported
+ray: Any = None  # see `_connect`
 _Json: TypeAlias = dict[str, Any]
 _LOOK_SECONDS = 1.0  # between two looks at a group that waits
 _START_SECONDS = 120.0  # for actors and agents, once there is room
@@ -151,8 +151,7 @@ def main() -> int:
         request = json.load(file)
     pool = _PoolConnection(request["socket"])
     try:
-        address = reach(pool, request["setup"])
-        _connect(address, _group_name(request))
+        _connect(pool, request)
         signal.signal(signal.SIGTERM, lambda *_: pool.is_over.set())  # in place of Ray's
         group = _placed(pool, request)
         nodes = _begun(request, group, list(range(_count(request["setup"]))), _START_SECONDS)
@@ -168,7 +167,7 @@ def main() -> int:
         pool.is_over.wait(10.0)  # the pool closes when it has read that
         return _REFUSED
     finally:
-        if ray:
+        if ray and ray.is_initialized():
             ray.shutdown()
     return _ENDED
 
@@ -179,19 +178,23 @@ def _group_name(request: _Json) -> str:
     return f"{request['setup'].get('group') or f'lorad/{pool}'}@{life}"
 
 
-def _connect(address: str, namespace: str) -> None:
-    """Become the driver of a job of the cluster. Raises RefusedError."""
+def _connect(pool: _PoolConnection, request: _Json) -> None:
+    """Become the driver of a job of the cluster, once that answers. Raises RefusedError."""
     global ray
+    hint = "cluster.python have the cluster's versions of Ray and Python."
     try:
-        import ray as imported
-
-        ray = imported
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        import ray as imported  # half a second of a processor
+    except Exception as error:
+        words = f"{sys.executable} has no Ray that can be imported: {_first_line(error)}"
+        raise RefusedError(words, f"Let {hint}") from None
+    ray = imported
+    address = reach(pool, request["setup"], ray)
+    try:
+        ray.init(address=address, namespace=_group_name(request), log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         raise RefusedError(
             f"Ray at {address} does not take this process: {_first_line(error)}",
-            "This machine must be a node of the cluster (`ray start --address=… --num-gpus=0`), and "
-            "cluster.python have the cluster's versions of Ray and Python.",
+            "This machine must be a node of the cluster (`ray start --address=… --num-gpus=0`), and " + hint,
         ) from None
 
 

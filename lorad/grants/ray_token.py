@@ -4,31 +4,15 @@ For `lorad.grants.ray`, whose interpreter has the standard library and Ray.
 """
 
 import os
+import signal
+import socket
 import stat
-import subprocess
-import sys
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 _LOOK_SECONDS = 1.0  # between two tries
-_PROBE_SECONDS = 30.0
-# the client of the cluster's head answers in half a second, where ray.init tries a wrong token for 20 s
-_PROBE = """
-import socket, sys
-from ray._private.services import canonicalize_bootstrap_address
-from ray._raylet import GcsClient
-from ray.exceptions import AuthenticationError
-address = canonicalize_bootstrap_address(sys.argv[1])
-if not address:
-    sys.exit(12)
-print(address, flush=True)
-host, _, port = address.rpartition(":")
-socket.create_connection((host.strip("[]"), int(port)), 3.0).close()
-try:
-    GcsClient(address=address)
-except AuthenticationError:
-    sys.exit(11)
-"""
-_IS_OPEN = 0  # exit codes of _PROBE; with others there was no answer
+_PROBE_SECONDS = 30
+_CONNECT_SECONDS = 3.0
+_IS_OPEN = 0  # exit codes of `_ask`; with others there was no answer
 _NO_TOKEN = 11
 
 
@@ -47,8 +31,8 @@ class RefusedError(Exception):
         self.hint = hint
 
 
-def reach(pool: _Listener, setup: dict[str, Any]) -> str:
-    """Return the cluster's address once it answers there.
+def reach(pool: _Listener, setup: dict[str, Any], ray: Any) -> str:
+    """Have Ray find the token, and return the cluster's address once it answers there.
 
     Raises RefusedError where it refuses the token, or is open to everybody.
     """
@@ -60,8 +44,9 @@ def reach(pool: _Listener, setup: dict[str, Any]) -> str:
             "Give cluster.address as host:port (6379 by default) or auto.",
         )
     os.environ.update(environment)
+    ray._raylet.Config.initialize("")  # it read the environment when it was imported
     while True:
-        code, at = _probe(address, environment)
+        code, at = _probe(ray, address, environment)
         if code == _NO_TOKEN:
             where = setup.get("token_file") or os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
             has_token = environment["RAY_AUTH_MODE"] == "token"
@@ -75,7 +60,7 @@ def reach(pool: _Listener, setup: dict[str, Any]) -> str:
         pool.say("Waiting", words=f"Ray does not answer at {address}")
         pool.pause(_LOOK_SECONDS)
     without = {"RAY_AUTH_MODE": "disabled"}
-    asks = _probe(at, without)[0] == _NO_TOKEN
+    asks = _probe(ray, at, without)[0] == _NO_TOKEN
     if not asks and not setup.get("insecure"):
         raise RefusedError(
             f"the Ray cluster at {at} asks for no token: whoever reaches its ports runs programs on it",
@@ -84,6 +69,7 @@ def reach(pool: _Listener, setup: dict[str, Any]) -> str:
         )
     if not asks:
         os.environ.update(without)  # in token mode this process would refuse what the cluster's workers say
+        ray._raylet.Config.initialize("")
     return at
 
 
@@ -110,21 +96,45 @@ def _with_token(path: str) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
 
 
-def _probe(address: str, environment: dict[str, str]) -> tuple[int, str]:
-    """Ask the cluster's head for a word; returns an exit code of _PROBE and the address as host:port."""
-    secrets = () if environment["RAY_AUTH_MODE"] == "token" else ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    inherited = {key: value for key, value in os.environ.items() if key not in secrets}
-    quickly = {"RAY_py_gcs_connect_timeout_s": "5"}
+def _probe(ray: Any, address: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Ask the cluster's head for a word; returns an exit code of `_ask` and the address as host:port.
+
+    A fork asks, since Ray keeps to the first token that it has read. When it is made, this process has one
+    other thread, which waits for the end of a connection and holds nothing.
+    """
+    reader, writer = os.pipe()
+    if not (pid := os.fork()):
+        _ask(ray, address, environment, writer)
+    os.close(writer)
+    with open(reader) as said:
+        at = said.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), at
+
+
+def _ask(ray: Any, address: str, environment: dict[str, str], writer: int) -> NoReturn:
+    """Write the address as host:port, ask there, and exit with what came of it; this process is a fork.
+
+    The client of the cluster's head answers at once, where ray.init tries a wrong token for 20 s.
+    """
+    code = 1
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PROBE, address],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            env={**inherited, **quickly, **environment},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, ""
-    return done.returncode, done.stdout.strip()
+        signal.alarm(_PROBE_SECONDS)
+        os.dup2(writer, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Ray complains
+        os.closerange(3, 1024)  # the pool sees the end of its connection when the grant ends
+        if environment["RAY_AUTH_MODE"] != "token":
+            for secret in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+                os.environ.pop(secret, None)
+        os.environ.update({"RAY_py_gcs_connect_timeout_s": "5", **environment})
+        ray._raylet.Config.initialize("")
+        if at := ray._private.services.canonicalize_bootstrap_address(address):
+            os.write(1, at.encode())
+            host, _, port = at.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+            try:
+                ray._raylet.GcsClient(address=at)
+                code = _IS_OPEN
+            except ray.exceptions.AuthenticationError:
+                code = _NO_TOKEN
+    finally:
+        os._exit(code)

@@ -37,16 +37,18 @@ MADV_COLLAPSE = 25
 HUGE = 1 << 21  # bytes of a huge page
 UID = os.geteuid()  # of the warm process
 LIGHT = ("aiohttp.web", "rich.console")
-# what pools and workers of pytest import beside it, and the rooms and modules of lorad that are theirs
-HEAVY_PACKAGES = (
-    *("torch", "transformers", "peft", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet"),
-    *("pytest", "pytest_asyncio", "xdist.remote", "hypothesis", "syrupy", "textual.app"),
-    *("anthropic", "openai"),  # whose thousands of modules some tests import
-)
+# the rooms and modules of lorad that reach torch
 HEAVY = (
     *("models", "trainers", "engines", "pool", "backends.engine_trial", "tui"),
     *("rl.loss", "rl.user.autograd", "rl.value_loss"),
 )
+# for many tests: what pools of real bases import, which takes twice the rest, and workers of pytest
+OF_MANY = (
+    *("transformers", "peft", "transformers.models.qwen3.modeling_qwen3", "pyarrow.parquet"),
+    *("pytest", "pytest_asyncio", "xdist.remote", "hypothesis", "syrupy", "textual.app"),
+    *("anthropic", "openai"),  # whose thousands of modules some tests import
+)
+HEAVIEST = ("lorad.trainers.fsdp", "lorad.engines.generic", "lorad.models.hf", "lorad.tui")
 LEFT_OUT = (
     *("migrations", "grants.ray", "driver.user"),
     "rl.template_child",  # see load_templates
@@ -329,11 +331,17 @@ def main() -> None:
         return
     listeners = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:3]]
     light = Server(listeners[0], [*LIGHT, *modules(heavy=False)], HIDDEN)
-    heavy = Server(listeners[1], [*HEAVY_PACKAGES, *modules(heavy=True)], HIDDEN)
+    is_for_many = "--now" in sys.argv
+    of_many = OF_MANY if is_for_many else ()
+    own = (name for name in modules(heavy=True) if is_for_many or not name.startswith(HEAVIEST))
+    heavy = Server(listeners[1], ["torch", *of_many, *own], HIDDEN)
+    if not is_for_many:  # many a test asks for nothing
+        asked, _, _ = select.select([0, *(listener.fileno() for listener in listeners)], [], [])
+        if 0 in asked:
+            return
     light.load()
     with without_collector():
         load_templates()
-    is_for_many = "--now" in sys.argv
     if os.fork():
         heavy.listener.close()
         if is_for_many:

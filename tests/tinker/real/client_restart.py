@@ -1,5 +1,6 @@
 """Samples and steps across a door that is killed: `python client_restart.py BASE`, as client_check.py. Prints
-`sampling` when the door may be killed, and at last all numbers that it was told.
+`sampling`, and `training`, when the door may be killed, goes on after a line of its input, and at last prints
+all numbers that it was told.
 """
 
 import os
@@ -13,6 +14,12 @@ warnings.simplefilter("ignore")
 TEXT = [5, 9, 12, 7, 5, 9, 12, 7, 30, 31]
 
 
+def pause(word: str) -> None:
+    """Wait; what was asked of the door goes on in threads of the client's."""
+    print(word, flush=True)
+    sys.stdin.readline()
+
+
 def main() -> None:
     model = tinker.ServiceClient().create_lora_training_client(sys.argv[1], rank=4, seed=1).result()
     work = types.Datum(
@@ -23,12 +30,14 @@ def main() -> None:
     params = types.SamplingParams(max_tokens=100, temperature=0.0, stop=[])
     prompt = types.ModelInput.from_ints(TEXT[:4])
     before = sampler.sample(prompt, 1, params).result().sequences[0].tokens
-    print("sampling", flush=True)
-    made = [sampler.sample(prompt, 2, params) for _ in range(40)]
+    made = [sampler.sample(prompt, 2, params) for _ in range(10)]
+    pause("sampling")
     steps = []
-    for _ in range(20):
+    for step in range(10):
         passed = model.forward_backward([work], "cross_entropy")
         stepped = model.optim_step(types.AdamParams(learning_rate=1e-3))
+        if step == 5:
+            pause("training")
         steps.append((passed.result().metrics["loss:sum"], stepped.result().metrics["grad_norm"]))
     for future in made:
         for sequence in future.result().sequences:

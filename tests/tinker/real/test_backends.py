@@ -90,11 +90,14 @@ def test_a_killed_pool_changes_no_number(made: World, pair: str, seen: Seen) -> 
     """Samples of before and behind are the same, and steps that are done again are, up to noise."""
     calm = said("client_restart.py").splitlines()[-1]
     before, process = names(made), started("client_restart.py")
-    assert process.stdout is not None and process.stdout.readline() == "sampling\n"
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "sampling\n"
+    process.stdin.write("\n")
+    process.stdin.flush()
     [name] = names(made) - before
     made.reached(name, 2)
     os.kill(made.pid(name, "pool"), signal.SIGKILL)
-    struck = ended(process).splitlines()[-1]
+    struck = ended(process, "\n").splitlines()[-1]  # it waited amid its steps
     attempts = [record for record, _ in read(made.home.run(name).journal) if record.kind == "attempt"]
     assert len(attempts) > 1
     assert_close(struck, calm)

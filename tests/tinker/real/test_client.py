@@ -121,10 +121,13 @@ def test_a_killed_door_changes_no_number(door: World) -> None:
     calm = said("client_restart.py").splitlines()[-1]
     first = len([*attempts_under(door.home.tinker)])
     process = started("client_restart.py")
-    assert process.stdout is not None and process.stdout.readline() == "sampling\n"
-    for life in range(first, first + 2):
-        time.sleep(0.3)  # somewhere in its work
+    assert process.stdin is not None and process.stdout is not None
+    for life, word in enumerate(("sampling", "training"), first):
+        assert process.stdout.readline() == f"{word}\n"
+        time.sleep(0.3)  # somewhere in its work, which waits for that
         os.kill(living(door, life), signal.SIGKILL)
+        process.stdin.write("\n")
+        process.stdin.flush()
     assert ended(process).splitlines()[-1] == calm
 
 
