@@ -60,8 +60,11 @@ def random_batch(seed: int, groups: int = 3, samples: int = 4) -> Batch:
 def reference_model(base: Path, adapter: Path | None = None) -> torch.nn.Module:
     """The base in fp32, with a PEFT directory on top, its parameters trainable."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-    if adapter is None:
-        return model.eval()  # type: ignore[no-any-return]
+    return model.eval() if adapter is None else adapted(model, adapter)
+
+
+def adapted(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+    """A model with a PEFT directory in its layers, its parameters trainable."""
     with warnings.catch_warnings():
         # peft reads a property that transformers has deprecated
         warnings.simplefilter("ignore", FutureWarning)
