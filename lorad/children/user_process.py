@@ -222,7 +222,7 @@ class UserProcess:
         return line
 
     def _death(self) -> str:
-        """Say how a process ended that answers no more: its guard, which has the pipes as well, is ending."""
+        """Say how a process ended that answers no more. Its guard has the same pipes, and is ending."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_GONE_SECONDS)
         code = self._process.poll()

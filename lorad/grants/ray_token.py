@@ -106,8 +106,8 @@ def _probe(ray: Any, address: str, environment: dict[str, str]) -> tuple[int, st
     if not (pid := os.fork()):
         _ask(ray, address, environment, writer)
     os.close(writer)
-    with open(reader) as said:
-        at = said.read()
+    with open(reader) as answer:
+        at = answer.read()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), at
 
 

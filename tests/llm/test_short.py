@@ -16,9 +16,8 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(smollm2() is None, reason="lorad models get smollm2 downloads the model"),
 ]
-FEW = ("data.prompts_per_step=4", "attest={canaries: 4, tokens: 12}")
-SEED = 3  # whose first samples have some that are right: 0.56 is held out after the step by them
-PROBLEMS = 16
+FEW = "data.prompts_per_step=4"
+STEPS = 2  # with a seed whose first samples have some that are right: 0.31 is held out after them
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ async def test_the_engine_agrees_with_peft(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_chat_model_learns_to_add(base: Path) -> None:
-    outcome = run_of_additions(base, "builtin", "builtin", 1, *FEW, seed=SEED, every=1, problems=PROBLEMS)
-    assert outcome.evals[1] >= outcome.evals[0] + 0.1, outcome
-    assert abs(outcome.peft - outcome.evals[1]) <= 1 / PROBLEMS
+    outcome = run_of_additions(base, "builtin", "builtin", STEPS, FEW, seed=3, every=STEPS, problems=32)
+    assert outcome.evals[STEPS] >= outcome.evals[0] + 0.1, outcome
+    assert abs(outcome.peft - outcome.evals[STEPS]) <= 1 / 32
     assert outcome.apart[0] < CLOSE and set(outcome.attested) == {"passed"}
