@@ -51,6 +51,31 @@ def test_the_median_of_all_rounds_counts() -> None:
     assert line(row("times less", 2.0), rounds)["lorad"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("only", "measures"),
+    [
+        ("decode", ["decode"]),
+        ("decode-", ["decode-bf16"]),
+        ("share,train-b", ["train-bf16", "share"]),
+        ("mixed", ["mixed-r8", "mixed-r16"]),
+    ],
+)
+def test_whole_names_choose_one_measure(
+    monkeypatch: pytest.MonkeyPatch, only: str, measures: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--only", only])
+    assert bench.parse().only == measures
+
+
+def test_unknown_measures_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "decode,nonsense"])
+    with pytest.raises(SystemExit):
+        bench.parse()
+    assert "there is no measure nonsense; choose from" in capsys.readouterr().err
+
+
 def test_specs_beside_the_peer_are_allowed() -> None:
     specs = [convert(spec_of(pair, steps=40, seed=1)) for pair in PAIRS]
     for spec in specs:

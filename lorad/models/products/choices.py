@@ -25,7 +25,7 @@ from torch import Tensor
 from lorad.box.machine import cpu_facts
 from lorad.box.paths import cache_directory
 from lorad.files import read_file, write_whole
-from lorad.models.products.forms import FORMS, Form, Shape, by_rule, choose_by, has_onednn
+from lorad.models.products.forms import FORMS, Form, Shape, by_rule, choose_by, forms_of
 
 log = logging.getLogger(__name__)
 _MOST_ROWS = 1024  # beyond, the form of so many rows counts
@@ -157,7 +157,7 @@ def seconds_of(shape: Shape, base_bytes: int) -> dict[Form, float]:
     count = max(1, min(base_bytes // 4, _NUMBERS) // (out * shape.into))
     weights = torch.full((count, shape.into, out), 0.01)
     x = torch.full((rows, shape.into), 0.01)
-    forms = [form for form in FORMS if form != "onednn" or has_onednn()]
+    forms = forms_of(rows)
     seconds: dict[Form, list[float]] = {form: [] for form in forms}
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     end = time.monotonic() + _SECONDS

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lorad.box.machine import cpu_facts
 from lorad.models.packed import Packed
 
-Form = Literal["torch", "weight_first", "weight_first_even", "onednn"]
+Form = Literal["torch", "weight_first", "weight_first_even", "onednn", "vector"]
 
 FEW = 4  # rows
 _LARGE = 1 << 18  # numbers in a weight that has to come from memory each time
@@ -110,6 +110,12 @@ def choose_by(chooser: Callable[[Shape], Form]) -> None:
     _chooser = chooser
 
 
+def forms_of(rows: int) -> list[Form]:
+    """Return the forms that a product of so many rows may have in this process."""
+    left_out = {"onednn": not has_onednn(), "vector": rows != 1}
+    return [form for form in FORMS if not left_out.get(form)]
+
+
 @cache
 def _leaves_avx512_unused() -> bool:
     """Return whether MKL leaves AVX-512 unused where oneDNN would not."""
@@ -146,11 +152,18 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.resize_(rows, len(weight)) if more else y  # a view could not be written into
 
 
+def _vector(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply a weight and one row. Raises RuntimeError for more rows."""
+    y = torch.mv(weight, x.reshape(-1))[None]
+    return y if bias is None else y.add_(bias)
+
+
 FORMS: Mapping[Form, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "torch": F.linear,
     "weight_first": _weight_first,
     "weight_first_even": _weight_first_even,
     "onednn": _onednn,
+    "vector": _vector,
 }
 
 
