@@ -23,7 +23,7 @@ with quick_imports():
     from lorad import __version__
     from lorad.box.paths import give_home
     from lorad.cli.complete import VARIABLE, answer
-    from lorad.cli.output import print_error, start_dead_daemons, tell_of_starts, watch_versions
+    from lorad.cli.output import hook_transport, print_error
     from lorad.cli.streams import give_up_streams, settle_streams
     from lorad.errors import LoradError, SpecError, StorageError
 
@@ -42,89 +42,80 @@ class _Command(NamedTuple):
 # By the panels of `lorad --help`; in each as a user meets them.
 _PANELS = {
     "Runs": {
-        "spec": _Command("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
-        "check": _Command("specs.check:check", "a spec alone: what it comes to, and when it would start"),
-        "try": _Command("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
-        "run": _Command("run:run", "check a spec, start a run, follow it"),
-        "job": _Command(
-            "specs.job:job", "a run with a daemon of its own, for Slurm, Ray and other schedulers"
+        "spec": ("specs.keys:spec", "keys of the spec, and its JSON Schema for editors"),
+        "check": ("specs.check:check", "a spec alone: what it comes to, and when it would start"),
+        "try": ("episodes:try_", "a few episodes or samples of a spec, before it is queued"),
+        "run": ("run:run", "check a spec, start a run, follow it"),
+        "job": ("specs.job:job", "a run with a daemon of its own, for Slurm, Ray and other schedulers"),
+        "sweep": (
+            "sweep:sweep",
+            "a run for each combination of values, and halving that stops the worse ones early",
         ),
-        "sweep": _Command(
-            "sweep:sweep", "a run for each combination of values, and halving that stops the worse ones early"
-        ),
-        "edit": _Command("marks.queued:edit", "change what a queued run asks for"),
-        "groups": _Command("marks.queued:groups", "how many runs of a group work at a time"),
-        "pause": _Command("control:pause", "interrupt runs after this step"),
-        "resume": _Command("run:resume", "continue from a checkpoint"),
-        "stop": _Command("control:stop", "end runs after this step"),
-        "kill": _Command("control:kill", "end runs at once"),
-        "wait": _Command("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
-        "fork": _Command("run:fork", "start a new run from a version of another one"),
-        "tag": _Command("marks.labels:tag_app", "words of yours on a run"),
-        "note": _Command("marks.labels:note", "a sentence of yours on a run"),
-        "rename": _Command("marks.labels:rename", "another name for a run"),
-        "rm": _Command("control:rm", "delete runs that are over"),
+        "edit": ("marks.queued:edit", "change what a queued run asks for"),
+        "groups": ("marks.queued:groups", "how many runs of a group work at a time"),
+        "pause": ("control:pause", "interrupt runs after this step"),
+        "resume": ("run:resume", "continue from a checkpoint"),
+        "stop": ("control:stop", "end runs after this step"),
+        "kill": ("control:kill", "end runs at once"),
+        "wait": ("control:wait", "until runs are over, or have a figure: --metric 'eval>0.9'"),
+        "fork": ("run:fork", "start a new run from a version of another one"),
+        "tag": ("marks.labels:tag_app", "words of yours on a run"),
+        "note": ("marks.labels:note", "a sentence of yours on a run"),
+        "rename": ("marks.labels:rename", "another name for a run"),
+        "rm": ("control:rm", "delete runs that are over"),
     },
     "Look": {
-        "list": _Command("list:list_", "runs, and why they wait"),
-        "show": _Command("show:show", "everything about a run"),
-        "attach": _Command("run:attach", "follow a run as `lorad run` does"),
-        "logs": _Command("logs:logs", "what processes of a run print, or the daemon, or the gateway"),
-        "samples": _Command("samples:samples", "what the model wrote"),
-        "plot": _Command("plot:plot_", "curves in the terminal, or as PNG, SVG, CSV"),
-        "why": _Command("show:why", "why a run does not learn"),
-        "diff": _Command("show:diff", "what two runs have otherwise, and their curves side by side"),
-        "metrics": _Command("metrics:metrics", "all that a run measured: as a table, CSV or Parquet"),
-        "log-metrics": _Command(
-            "metrics:log_metrics", "all that a run measured, into TensorBoard, W&B or MLflow"
-        ),
-        "report": _Command("plot:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
-        "replay": _Command("episodes:replay", "recorded episodes against fresh environments"),
-        "open": _Command("show:open_", "directory of a run: cd $(lorad open RUN)"),
-        "top": _Command("dashboard:top", "what the dashboard shows, in plain tables"),
-        "tui": _Command("dashboard:tui", "the dashboard, here or in a browser"),
+        "list": ("list:list_", "runs, and why they wait"),
+        "show": ("show:show", "everything about a run"),
+        "attach": ("run:attach", "follow a run as `lorad run` does"),
+        "logs": ("logs:logs", "what processes of a run print, or the daemon, or the gateway"),
+        "samples": ("samples:samples", "what the model wrote"),
+        "plot": ("plot:plot_", "curves in the terminal, or as PNG, SVG, CSV"),
+        "why": ("show:why", "why a run does not learn"),
+        "diff": ("show:diff", "what two runs have otherwise, and their curves side by side"),
+        "metrics": ("metrics:metrics", "all that a run measured: as a table, CSV or Parquet"),
+        "log-metrics": ("metrics:log_metrics", "all that a run measured, into TensorBoard, W&B or MLflow"),
+        "report": ("plot:report", "one HTML page to share: curves, samples, spec, proofs, cost"),
+        "replay": ("episodes:replay", "recorded episodes against fresh environments"),
+        "open": ("show:open_", "directory of a run: cd $(lorad open RUN)"),
+        "top": ("dashboard:top", "what the dashboard shows, in plain tables"),
+        "tui": ("dashboard:tui", "the dashboard, here or in a browser"),
     },
     "Versions and serving": {
-        "adapters": _Command("versions:adapters", "versions of adapters"),
-        "checkpoints": _Command("files:checkpoints", "what a run can be resumed from"),
-        "pin": _Command("versions:pin", "keep versions"),
-        "unpin": _Command("versions:unpin", "let versions go"),
-        "eval": _Command("serve:evaluate", "a version on rows of yours, by a reward"),
-        "generate": _Command("serve:generate", "try a version"),
-        "swap": _Command("aliases:swap", "serve another version"),
-        "aliases": _Command(
-            "aliases:aliases", "what is served under which name, and who asks for it how much"
-        ),
-        "serve": _Command("serve:serve", "serve adapters on a base that stays warm"),
-        "export": _Command("versions:export", "a version as a PEFT directory"),
-        "verify": _Command("files:verify", "hash and attest what a run has made, again"),
-        "tinker": _Command("tinker.door:app", "let the official tinker client train here"),
+        "adapters": ("versions:adapters", "versions of adapters"),
+        "checkpoints": ("files:checkpoints", "what a run can be resumed from"),
+        "pin": ("versions:pin", "keep versions"),
+        "unpin": ("versions:unpin", "let versions go"),
+        "eval": ("serve:evaluate", "a version on rows of yours, by a reward"),
+        "generate": ("serve:generate", "try a version"),
+        "swap": ("aliases:swap", "serve another version"),
+        "aliases": ("aliases:aliases", "what is served under which name, and who asks for it how much"),
+        "serve": ("serve:serve", "serve adapters on a base that stays warm"),
+        "export": ("versions:export", "a version as a PEFT directory"),
+        "verify": ("files:verify", "hash and attest what a run has made, again"),
+        "tinker": ("tinker.door:app", "let the official tinker client train here"),
     },
     "Box": {
-        "devices": _Command(
-            "pools:devices_app", "what there is to run on; keep a device from lorad for a while"
-        ),
-        "pools": _Command("pools:pools_app", "base models that are kept warm"),
-        "nodes": _Command("pools:nodes", "the nodes of a cluster, and who has them"),
-        "bill": _Command("pools:bill", "who used how much, and what it costs"),
-        "gc": _Command("files:gc", "delete files that nothing can ask for"),
-        "daemon": _Command("daemon:app", "start, stop and watch the daemon"),
+        "devices": ("pools:devices_app", "what there is to run on; keep a device from lorad for a while"),
+        "pools": ("pools:pools_app", "base models that are kept warm"),
+        "nodes": ("pools:nodes", "the nodes of a cluster, and who has them"),
+        "bill": ("pools:bill", "who used how much, and what it costs"),
+        "gc": ("files:gc", "delete files that nothing can ask for"),
+        "daemon": ("daemon:app", "start, stop and watch the daemon"),
     },
     "Set-up": {
-        "init": _Command("setup:init", "a spec to start from"),
-        "doctor": _Command("doctor:doctor", "check this machine and this home"),
-        "hosts": _Command("machine.hosts:app", "other boxes, for `lorad --host NAME COMMAND`"),
-        "backends": _Command("machine.backends:app", "servers and Megatron: which are here; install one"),
-        "models": _Command(
-            "specs.models:models_app", "base models that are here, and who takes them; get one"
-        ),
-        "notify": _Command("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
-        "completion": _Command("setup:completion", "a script to source"),
-        "mcp": _Command("mcp.command:mcp", "lorad as tools for an agent, by the Model Context Protocol"),
-        "skill": _Command("skill.skill:skill", "what an agent should know of lorad: SKILL.md"),
+        "init": ("setup:init", "a spec to start from"),
+        "doctor": ("doctor:doctor", "check this machine and this home"),
+        "hosts": ("machine.hosts:app", "other boxes, for `lorad --host NAME COMMAND`"),
+        "backends": ("machine.backends:app", "servers and Megatron: which are here; install one"),
+        "models": ("specs.models:models_app", "base models that are here, and who takes them; get one"),
+        "notify": ("setup:notify_app", "try out who hears of starts, ends, failures and alarms"),
+        "completion": ("setup:completion", "a script to source"),
+        "mcp": ("mcp.command:mcp", "lorad as tools for an agent, by the Model Context Protocol"),
+        "skill": ("skill.skill:skill", "what an agent should know of lorad: SKILL.md"),
     },
 }
-_COMMANDS = {name: command for commands in _PANELS.values() for name, command in commands.items()}
+_COMMANDS = {name: _Command(*line) for lines in _PANELS.values() for name, line in lines.items()}
 
 
 # What people type who come from other tools: for the first it is the command, for the others a hint.
@@ -184,9 +175,9 @@ class _LazyGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print each command with what it is about, in panels; none is imported."""
         commands: dict[str, Any] = {
-            name: TyperCommand(name, help=command.about, rich_help_panel=panel)
-            for panel, names in _PANELS.items()
-            for name, command in names.items()
+            name: TyperCommand(name, help=about, rich_help_panel=panel)
+            for panel, lines in _PANELS.items()
+            for name, (_, about) in lines.items()
         }
         listing = TyperGroup(
             name=self.name,
@@ -214,7 +205,6 @@ class _LazyGroup(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].place.partition(":")
         with quick_imports():
             function_or_group = getattr(importlib.import_module(f"lorad.cli.commands.{module}"), name)
-        watch_versions()
         group = function_or_group
         if not isinstance(group, typer.Typer):
             group = typer.Typer(add_completion=False)
@@ -251,9 +241,7 @@ def _command_of(ctx: Any) -> str:
 
 
 def _flag_meant(error: NoSuchOption) -> str:
-    """Suggest the place of an option of lorad's own, the key of the spec that the flag may be, near options
-    of the command, or its help.
-    """
+    """Suggest where an option of lorad's own stands, the key of the spec that is meant, or near options."""
     command = _command_of(error.ctx)
     if command == "lorad":
         return "Options of a command stand behind it: `lorad COMMAND --help` lists them."
@@ -310,16 +298,13 @@ def lorad(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line of this process."""
     settle_streams()
     give_home()
     if shell := os.environ.pop(VARIABLE, ""):
         answer(shell, build(app))
         return
-    tell_of_starts(sys.argv)
-    # two are about a daemon as it is, and the TUI shows that there is none
-    if sys.argv[1:2] not in (["daemon"], ["doctor"], ["tui"]):
-        start_dead_daemons()
+    hook_transport(sys.argv[1:])
     try:
         with _flushed():
             app()

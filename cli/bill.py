@@ -12,24 +12,14 @@ from lorad.errors import SpecError
 from lorad.records.bill import Bill
 from lorad.text import moment, seconds_of
 
-_COLUMNS = (
-    table.Column("user", 4),
-    table.Column("held"),
-    table.Column("busy", 2),
-    table.Column("wasted", 5),
-    table.Column("sampled", 1),
-    table.Column("trained", 6),
-    table.Column("served", 3),
-    table.Column("cached", 8),
-    table.Column("energy", 9),
-    table.Column("memory", 10),
-    table.Column("disk", 7),
-    table.Column("cost"),
+_COLUMNS = table.columns(
+    "user 4, held, busy 2, wasted 5, sampled 1, trained 6, served 3, cached 8, energy 9, memory 10, disk 7, "
+    "cost"
 )
 
 
 def print_bill(bill: Bill) -> None:
-    """Print a line for each key, what is nobody's behind them, and the sum of all."""
+    """Print a line for each key and one for their sum, and the quotas of users."""
     total = msgspec.structs.replace(bill.total, key="total", owner="")
     lines = [*bill.rows, *([total] if len(bill.rows) > 1 else [])]
     rows = [[*bill_words(bill.by, line, bill.currency).values()] for line in lines]

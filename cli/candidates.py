@@ -14,8 +14,8 @@ from lorad.client.client import Client
 from lorad.records.runs import Run
 from lorad.spec.numbers import BUILTIN_MODELS
 
-_SECONDS = 0.15  # that the daemon has: nobody waits for a completion
-_MOST = 200  # runs that ended, versions of a run, files
+_SECONDS = 0.15  # for the daemon's answer: nobody waits for a completion
+_MOST = 200  # runs that ended, versions of a run, or files that are offered
 _FILE = "\0file"
 _DIR = "\0dir"
 _Complete = Callable[[Any, str], list[str]]
@@ -23,20 +23,13 @@ _Complete = Callable[[Any, str], list[str]]
 
 def _asked(names: Callable[[Client, Any], Iterable[object]]) -> _Complete:
     """Return a completion that offers the names that begin with what was typed. It never starts a daemon."""
-
-    def complete(ctx: Any, incomplete: str) -> list[str]:
-        return [
-            name for name in map(str, names(Client(timeout=_SECONDS), ctx)) if name.startswith(incomplete)
-        ]
-
-    return complete
+    return lambda ctx, incomplete: [
+        name for name in map(str, names(Client(timeout=_SECONDS), ctx)) if name.startswith(incomplete)
+    ]
 
 
 def words(*choices: str) -> _Complete:
-    def complete(ctx: Any, incomplete: str) -> list[str]:
-        return [word for word in choices if word.startswith(incomplete)]
-
-    return complete
+    return lambda ctx, incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
 def _listed(client: Client) -> list[Run]:
@@ -108,13 +101,13 @@ def runs(ctx: Any, incomplete: str) -> list[str]:
 
 
 def versions(ctx: Any, incomplete: str) -> list[str]:
-    """Offer runs and aliases, and the versions of a run that is typed whole or alone begins so.
+    """Offer runs and aliases, and the versions of a run that is typed whole or is the only one left.
 
     RUN@N come newest first, with RUN@best and RUN@latest; behind RUN@st steps are offered.
     """
     client = Client(timeout=_SECONDS)
     name, at, _ = incomplete.partition("@")
-    names = [name] if at else [found for found in _run_names(client) if found.startswith(name)]
+    names = [name] if at else [run for run in _run_names(client) if run.startswith(name)]
     others = [] if at else [alias for alias in _alias_names(client) if alias.startswith(name)]
     of_one = client.adapters(names[0])[-_MOST:] if len(names) == 1 else []
     numbered = [f"{version.run}@{version.version}" for version in reversed(of_one)]

@@ -67,9 +67,7 @@ def compare(runs: tuple[str, str], metrics: Sequence[str] | None, *, every: bool
     for run in (first, second):
         steps = client.steps(run.name, every=stride)
         steps += client.steps(run.name, after=last - 1, limit=1) if last else []
-        curve: dict[int, dict[str, Any]] = {
-            step.step: {**step.metrics} for step in steps if step.step <= last
-        }
+        curve: dict[int, dict[str, Any]] = {s.step: {**s.metrics} for s in steps if s.step <= last}
         for evaluation in client.evals(run.name):
             if evaluation.step <= last:
                 curve.setdefault(evaluation.step, {}).update(evaluation.figures)

@@ -1,9 +1,7 @@
-"""The answers to a shell that completes: `_LORAD_COMPLETE=SHELL lorad WORD…`, asked by what
-`lorad completion` prints.
+"""Answers to the shell, which asks `_LORAD_COMPLETE=SHELL lorad WORD…` as `lorad completion` has told it to.
 
-Each line is a kind, a candidate and what it means, between tabs. The kinds: `plain`, `part` (no space comes
-after it), `file` and `dir` (the shell knows them). Where something goes wrong there are none, and nothing is
-said.
+Each line is a kind, a candidate and what it means, between tabs. The kinds are `plain`, `part` (no space
+comes after it), `file` and `dir` (the shell knows them). Where something goes wrong, nothing is printed.
 """
 
 import contextlib

@@ -32,7 +32,7 @@ _TOKENIZER = (
 _MUCH = 0.1  # of an adapter, lost by rounding, from which a user should know
 
 
-def add_beside(directory: Path, exported: Exported, run: RunDetails | None, *, tokenizer: bool) -> None:
+def add_beside(directory: Path, exported: Exported, run: RunDetails, *, tokenizer: bool) -> None:
     """Put a model card, and the base's tokenizer, beside an adapter that the caller just exported.
 
     A base that is not on this machine has its tokenizer left out, with a note. Raises StorageError.
@@ -85,10 +85,7 @@ def _readers(config: "AdapterConfig", settings: Mapping[str, Any]) -> str:
 
 
 def write_peft5(client: Client, version: str, target: Path) -> Exported:
-    """Write `version` with its experts in PEFT's own form into `target`, which is new or empty.
-
-    Raises Conflict when `target` is not empty, SpecError where PEFT would not read it as it was trained.
-    """
+    """Write `version` with its experts in PEFT's own form. Raises Conflict and what `refuse_fused` does."""
     from lorad.adapters.peft import write_fused
     from lorad.adapters.readers import refuse_fused
     from lorad.models.facts import read_facts
@@ -101,9 +98,7 @@ def write_peft5(client: Client, version: str, target: Path) -> Exported:
 
 
 def write_class_names(client: Client, version: str, target: Path) -> Exported:
-    """Write `version` into `target`, which is new or empty, by the names of linears that transformers' class
-    of the language model alone has. Raises Conflict when `target` is not empty.
-    """
+    """Write `version` by the names of transformers' class of the language model alone. Raises Conflict."""
     from lorad.adapters.peft import write_peft
     from lorad.adapters.prefixes import adapter_for
     from lorad.adapters.targets import in_layers
@@ -130,16 +125,24 @@ def _copied(client: Client, version: str, target: Path) -> _Copy:
     """Read a version by way of a directory beside `target`. Raises Conflict when `target` is not empty."""
     from lorad.adapters.directory import read_manifest
     from lorad.adapters.peft import read_peft
-    from lorad.models.merged_files import free_of
 
-    temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
-    free_of(target)
-    try:
+    with _beside(target) as temporary:
         exported = client.export(version, str(temporary))
         about = read_manifest(temporary).facts
         settings = _settings(temporary)
         base = str(settings["base_model_name_or_path"])
         return _Copy(exported, settings, read_peft(temporary, base=None), about, base)
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Name a directory to work in, beside a target that is new or empty. Raises Conflict for any other."""
+    from lorad.models.merged_files import free_of
+
+    temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
+    free_of(target)
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -157,16 +160,14 @@ def _written(copy: _Copy, target: Path, write: Callable[[Path], dict[str, "FileF
 def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged"]:
     """Write `version` added to its base as a whole model into `target`, which is new or empty.
 
-    Raises what `write_merged` does, Conflict when `target` is not empty or the base's weights are not those
-    that the run was trained on, and SpecError for a version that was trained and served on rounded weights.
+    Raises what `write_merged` does, Conflict also where the base's weights are not those that the run was
+    trained on, and SpecError for a version that was trained and served on rounded weights.
     """
     from lorad.adapters.peft import read_peft
     from lorad.models.facts import weights_sha256
-    from lorad.models.merged_files import free_of, write_merged
+    from lorad.models.merged_files import write_merged
 
-    temporary = target.parent / f"{TEMPORARY}{target.name}-{uuid4().hex[:12]}"
-    free_of(target)
-    try:
+    with _beside(target) as temporary:
         exported = client.export(version, str(temporary))
         settings = _settings(temporary)
         base = base_directory(settings)
@@ -179,21 +180,12 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
             )
         trained_on = run.begun.model_sha256 if run.begun is not None else ""
         if trained_on and weights_sha256(base) != trained_on:  # weights that take the adapter, too
-            raise Conflict(
-                f"the weights of {base} are not those that {run.name} was trained on",
-                hint=f"Put the model back; `lorad verify {run.name}` says more.",
-            )
+            hint = f"Put the model back; `lorad verify {run.name}` says more."
+            raise Conflict(f"the weights of {base} are not those that {run.name} was trained on", hint=hint)
         text = card(exported, settings, run, _LOAD_MODEL, is_merged=True)
         with _shown(f"merging {exported.version}") as progress:
-            merged = write_merged(
-                read_peft(temporary, base=None),
-                base,
-                target,
-                lambda directory: (directory / _CARD).write_text(text),
-                progress,
-            )
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            adapter = read_peft(temporary, base=None)
+            merged = write_merged(adapter, base, target, lambda d: (d / _CARD).write_text(text), progress)
     if merged.rounding > _MUCH:
         output.note(
             f"Rounding to the base's dtype takes {merged.rounding:.0%} of what the adapter adds (rms). "
@@ -203,10 +195,7 @@ def merge(client: Client, version: str, target: Path) -> tuple[Exported, "Merged
 
 
 def base_directory(settings: Mapping[str, Any]) -> Path:
-    """Return where the base of an exported adapter lies: a directory, or what the hub's cache has of it.
-
-    Raises SpecError.
-    """
+    """Return the directory of an exported adapter's base, perhaps in the hub's cache. Raises SpecError."""
     from lorad.models.directory import resolve
 
     name = settings.get("base_model_name_or_path")
@@ -217,40 +206,25 @@ def base_directory(settings: Mapping[str, Any]) -> Path:
 
 
 def card(
-    exported: Exported,
-    adapter: Mapping[str, Any],
-    run: RunDetails | None,
-    loading: str,
-    *,
-    is_merged: bool = False,
+    exported: Exported, adapter: Mapping[str, Any], run: RunDetails, loading: str, *, is_merged: bool = False
 ) -> str:
     """Return a model card in the form of the hub: a YAML header, and what a reader has to know.
 
     adapter: its `adapter_config.json`.
-    loading: how readers load it.
-    is_merged: whether it is a whole model.
+    loading: how readers load it, as text of the card.
     """
     from yaml import safe_dump
 
     base = str(adapter.get("base_model_name_or_path", ""))
-    trained = {}
-    if run is not None:
-        data = run.spec.get("data") or {}
-        number = exported.version.rpartition("@")[2]
-        results = []
-        for result in run.results:
-            if str(result.version) == number and "score" in result.metrics:
-                results.append(f"{result.data}: {result.metrics['score']:.3f}")
-        held_out = run.eval_last if number == str(run.version) else None
-        train = data.get("train")
-        sources = [train] if isinstance(train, str) else map(str, train or ())
-        names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in sources]
-        trained = {
-            "algorithm": (run.spec.get("algorithm") or {}).get("name"),
-            "trained on": ", ".join(names),  # without the directories of this machine
-            "held-out reward": "" if held_out is None else f"{held_out:.3f}",
-            "evaluated": ", ".join(results),
-        }
+    number = exported.version.rpartition("@")[2]
+    results = []
+    for result in run.results:
+        if str(result.version) == number and "score" in result.metrics:
+            results.append(f"{result.data}: {result.metrics['score']:.3f}")
+    held_out = run.eval_last if number == str(run.version) else None
+    train = (run.spec.get("data") or {}).get("train")
+    sources = [train] if isinstance(train, str) else map(str, train or ())
+    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in sources]
     is_hub_id = base.count("/") == 1 and not base.startswith(("/", ".", "~"))
     header = {
         "library_name": "transformers" if is_merged else "peft",
@@ -262,7 +236,10 @@ def card(
         "rank": adapter.get("r"),
         "alpha": adapter.get("lora_alpha"),
         "targets": ", ".join(adapter.get("target_modules") or []),
-        **trained,
+        "algorithm": (run.spec.get("algorithm") or {}).get("name"),
+        "trained on": ", ".join(names),  # without the directories of this machine
+        "held-out reward": "" if held_out is None else f"{held_out:.3f}",
+        "evaluated": ", ".join(results),
         "sha256 of the adapter": exported.sha256,
         "made by": f"lorad {__version__}",
     }
@@ -332,15 +309,7 @@ def _shown(what: str) -> Iterator[Any]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
-    bar = Progress(
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

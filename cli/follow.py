@@ -5,8 +5,8 @@ A terminal gets a live view, everything else a line per step. Ctrl-C detaches.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import typer
 
@@ -17,15 +17,7 @@ from lorad.client import launch
 from lorad.client.boxes.hosts import limits_of
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
-from lorad.client.words import (
-    evals_in_words,
-    failures,
-    idleness,
-    phase,
-    share,
-    starts_in_words,
-    steps_in_words,
-)
+from lorad.client.words import evals_in_words, failures, idleness, phase, starts_in_words, steps_in_words
 from lorad.errors import DaemonUnreachable, LoradError
 from lorad.records.measured import Evaluation, Metrics, Step
 from lorad.records.runs import Run, RunDetails
@@ -34,8 +26,8 @@ from lorad.text import clauses, one_line
 
 _PERIOD = 0.25  # seconds between looks
 _QUIET = 10.0  # seconds without a line, after which one says what a run is doing
-_FRESH = 3.0  # seconds behind a step in which its figures say enough
-_SAMPLE = 2.0  # seconds between two completions: of quicker steps only some have theirs shown
+_FRESH = 3.0  # seconds after a step in which its figures say enough
+_SAMPLE = 2.0  # seconds between two completions: quicker steps do not all show theirs
 WORKING = ("running", *OVER)
 _GOOD = ("completed", "stopped")
 _BAR = 24  # cells of the bar
@@ -88,10 +80,9 @@ def watched(
     does: str = "continues",
     restart: Callable[[Client], None] = launch.start,
 ) -> RunDetails | None:
-    """Show how far a run is until it has one of these states; None where the user detached. Arguments as of
-    `follow`.
+    """Show how far a run is until it has one of these states; None where the user detached.
 
-    does: what it does all the same where the user detaches.
+    does: what the run does all the same where the user detaches. The other arguments are those of `follow`.
     """
 
     def first_sample(step: int) -> Sample | None:
@@ -99,12 +90,15 @@ def watched(
             return next(iter(client.samples(name, step=step, limit=1, brief=True)), None)
         return None
 
-    live = LiveLine(None if quiet else first_sample) if sys.stderr.isatty() else _RunLines()
-    view = _SilentRun() if as_json else live
+    live = LiveLine(None if quiet else first_sample) if sys.stderr.isatty() and not as_json else None
+    view = None if as_json else live or _RunLines()
+    screen: AbstractContextManager[object, None] = nullcontext() if live is None else live.live
     try:
-        with view.shown():
+        with screen:
             return _watch(client, name, view, until, restart)
     except KeyboardInterrupt:
+        if live is not None:
+            print(_CLEARED, end="", file=sys.stderr, flush=True)
         output.note(f"Detached; {name} {does}: `lorad logs {name} -f`.")
         return None
 
@@ -112,7 +106,7 @@ def watched(
 def _watch(
     client: Client,
     name: str,
-    view: "_SilentRun",
+    view: "LiveLine | _RunLines | None",
     until: Sequence[str],
     restart: Callable[[Client], None],
 ) -> RunDetails:
@@ -134,11 +128,12 @@ def _watch(
         except DaemonUnreachable:
             restart(client)
             continue
-        view.update(run, steps, evals)
-        for alarm in alarms([run], limits) if run.state == "running" else []:
-            if alarm.kind not in raised:
-                raised.add(alarm.kind)
-                view.say(f"alarm: {alarm.says}")
+        if view is not None:
+            view.update(run, steps, evals)
+            for alarm in alarms([run], limits) if run.state == "running" else []:
+                if alarm.kind not in raised:
+                    raised.add(alarm.kind)
+                    view.say(f"alarm: {alarm.says}")
         step = steps[-1].step if steps else step
         evaluated = evals[-1].step if evals else evaluated
         if run.state in until:
@@ -146,22 +141,8 @@ def _watch(
         time.sleep(_PERIOD)
 
 
-class _SilentRun:
-    """Says nothing."""
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        yield
-
-    def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
-        """Take in the run as it is, its new steps and its new evaluations."""
-
-    def say(self, words: str) -> None:
-        """Print a line that stays."""
-
-
-class _RunLines(_SilentRun):
-    """A line when something changes: for logs and pipes."""
+class _RunLines:
+    """Prints a line when something changes: for logs and pipes."""
 
     def __init__(self) -> None:
         self._said = ("", "", 0)
@@ -188,31 +169,21 @@ class _RunLines(_SilentRun):
         self._quiet_since = time.monotonic()
 
 
-class LiveLine(_SilentRun):
-    """Shows one line with a bar, what the run is doing and the figures of the last step, and above it
-    evaluations and completions as they come.
+class LiveLine:
+    """Shows a line with a bar, what the run is doing and its last figures, below evaluations and completions.
 
-    sample: finds the completion of a step that is shown; None: show none.
+    sample: finds the completion of a step that is shown; None where none is.
     """
 
     def __init__(self, sample: Callable[[int], Sample | None] | None = None) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
-        self._live = RichLive(console=Console(stderr=True), auto_refresh=False)
+        self.live = RichLive(console=Console(stderr=True), auto_refresh=False)
         self._figures: list[tuple[str, int]] = []
         self._sample = sample
         self._sampled_at = float("-inf")
         self._stepped_at = float("-inf")
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        try:
-            with self._live:
-                yield
-        except KeyboardInterrupt:
-            print(_CLEARED, end="", file=sys.stderr, flush=True)
-            raise
 
     def update(self, run: RunDetails, steps: list[Step], evals: list[Evaluation]) -> None:
         from rich.text import Text
@@ -224,11 +195,10 @@ class LiveLine(_SilentRun):
             is_due = self._stepped_at - self._sampled_at >= _SAMPLE and "response_length" in steps[-1].metrics
             if self._sample and is_due and (sample := self._sample(steps[-1].step)) is not None:
                 self._sampled_at = time.monotonic()
-                width = self._live.console.width
+                width = self.live.console.width
                 answer = f" (answer {_one_line(sample.answer, width // 4)})" if sample.answer else ""
-                words = (
-                    f"step {steps[-1].step}, one sample: {output.number(sample.reward) or 'failed'}{answer}  "
-                )
+                reward = output.number(sample.reward) or "failed"
+                words = f"step {steps[-1].step}, one sample: {reward}{answer}  "
                 self.say(f"{words}{_one_line(sample.completion, max(width - table.cells(words), 1))}")
         for evaluation in evals:
             self.say(_evaluation(evaluation))
@@ -239,21 +209,21 @@ class LiveLine(_SilentRun):
         after = [(words, 0) for words in _waits(run)] or [*doing, *self._figures, *eta]
         progress = [(f"{run.name} {phase(run)} {steps_in_words(run)}", 0)]
         if run.steps:
-            done = share(run)
+            done = min(run.step / run.steps, 1.0)
             bar = int(_BAR * done)
             progress += [("━" * bar + "─" * (_BAR - bar), 6), (f"{done:.0%}", 4)]
         parts = [*progress, *after]
-        width = self._live.console.width - _MARGIN
+        width = self.live.console.width - _MARGIN
         # the highest ranks go until the line fits, and rank 0 stays
         line = "  ".join(text for text, _ in parts)
         while table.cells(line) > width and (worst := max(rank for _, rank in parts)):
             parts = [part for part in parts if part[1] != worst]
             line = "  ".join(text for text, _ in parts)
         line = table.shortened(line, width)
-        self._live.update(Text(output.printable(line), no_wrap=True), refresh=True)
+        self.live.update(Text(output.printable(line), no_wrap=True), refresh=True)
 
     def say(self, words: str) -> None:
-        self._live.console.print(output.printable(words), markup=False, highlight=False)
+        self.live.console.print(output.printable(words), markup=False, highlight=False)
 
 
 def _one_line(text: str, width: int) -> str:
@@ -268,10 +238,7 @@ def _waits(run: Run) -> list[str]:
 
 
 def _ranked(m: Metrics) -> list[tuple[str, int]]:
-    """Return the figures of a step, each with its rank: a narrow line leaves out the highest ranks first.
-
-    What was not measured is a dash.
-    """
+    """Return the figures of a step, each with its rank: a narrow line leaves out the highest ranks first."""
     speed = f"{output.number(m['tokens_per_second'], 0)} tok/s"
     if "response_length" not in m:  # nothing was sampled
         measured = [(key, digits, rank) for key, digits, rank in _SUPERVISED if m.get(key) is not None]
@@ -301,21 +268,17 @@ def _ranked(m: Metrics) -> list[tuple[str, int]]:
 def _evaluation(evaluation: Evaluation) -> str:
     failed = f", {evaluation.failed} rewards failed" if evaluation.failed else ""
     scored = evaluation.problems - evaluation.failed
-    score = (
-        "" if evaluation.score is None else f" {output.number(evaluation.score)} on {scored} problems{failed}"
-    )
-    nll = (
-        ""
-        if evaluation.nll is None
-        else f" nll {evaluation.nll:.4f}, perplexity {output.number(evaluation.perplexity)}"
-    )
-    right = "" if evaluation.token_accuracy is None else f" {evaluation.token_accuracy:.1%} of tokens right"
-    pairs = "" if evaluation.accuracy is None else f" {evaluation.accuracy:.0%} of pairs right"
-    sets = "".join(
-        f"; {name} {output.number(result.score) or '-'}" for name, result in evaluation.sets.items()
-    )
-    means = ",".join(filter(None, (score, nll, right, pairs)))
-    return f"held-out eval at step {evaluation.step}:{means or ' -'}{sets}"
+    means = []
+    if evaluation.score is not None:
+        means.append(f"{output.number(evaluation.score)} on {scored} problems{failed}")
+    if evaluation.nll is not None:
+        means.append(f"nll {evaluation.nll:.4f}, perplexity {output.number(evaluation.perplexity)}")
+    if evaluation.token_accuracy is not None:
+        means.append(f"{evaluation.token_accuracy:.1%} of tokens right")
+    if evaluation.accuracy is not None:
+        means.append(f"{evaluation.accuracy:.0%} of pairs right")
+    sets = [f"{name} {output.number(result.score) or '-'}" for name, result in evaluation.sets.items()]
+    return f"held-out eval at step {evaluation.step}: {'; '.join([', '.join(means) or '-', *sets])}"
 
 
 def conclusion(run: RunDetails) -> str:

@@ -10,11 +10,7 @@ _LOGIN = "Log in with `hf auth login`, or give --token-file FILE."
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token in a file that its owner alone can read; None, which is the login of the hub's client,
-    without a file.
-
-    Raises SpecError.
-    """
+    """Return the token in a file that its owner alone can read; None without a file. Raises SpecError."""
     if path is None:
         return None
     try:
@@ -44,11 +40,9 @@ def push(directory: Path, repository: str, *, private: bool, token: str | None, 
     hub = HfApi(token=token, library_name="lorad")
     try:
         hub.create_repo(repository, private=private or None, exist_ok=True)
+        own = ["manifest.json"]
         done = hub.upload_folder(
-            repo_id=repository,
-            folder_path=directory,
-            commit_message=message,
-            ignore_patterns=["manifest.json"],
+            repo_id=repository, folder_path=directory, commit_message=message, ignore_patterns=own
         )
     except HFValidationError as error:
         raise SpecError(f"{repository} is no name of a repository: {error}", hint="Give ORG/NAME.") from error
@@ -58,8 +52,6 @@ def push(directory: Path, repository: str, *, private: bool, token: str | None, 
         if getattr(getattr(error, "response", None), "status_code", 0) in (401, 403):
             raise NotAllowed(f"the hub does not let you write to {repository}", hint=_LOGIN) from error
         line = " ".join(str(error).split())[:300] or type(error).__name__
-        raise LoradError(
-            f"{repository} was not uploaded: {line}",
-            hint=f"Nothing is lost: `hf upload {repository} {directory}` uploads the files.",
-        ) from error
+        hint = f"Nothing is lost: `hf upload {repository} {directory}` uploads the files."
+        raise LoradError(f"{repository} was not uploaded: {line}", hint=hint) from error
     return str(done.commit_url)

@@ -35,9 +35,7 @@ def show(runs: Sequence[Run], columns: Sequence[str], *, fold: bool, usual: Sequ
 
 
 def _cell(group: Sequence[Run], column: str) -> str:
-    """Return what the runs of a sweep have together: the sum of their steps, the best reward, the values that
-    differ.
-    """
+    """Sum up what the runs of a sweep have in a column: steps added, the best reward, differing values."""
     best = leader(group)
     match column:
         case "name":

@@ -16,6 +16,7 @@ from lorad.client.words import phase
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, SpecError, to_wire
 from lorad.records.runs import Run
 from lorad.selection import Selection, is_glob
+from lorad.text import counted
 
 OVER = ("ended", "paused")
 GOOD = (None, "completed", "stopped", "killed")  # reasons for which a run may end
@@ -25,13 +26,13 @@ _ABOUT = ("name", "state", "step", "owner", "age")
 
 
 class BulkVerb(NamedTuple):
-    """What is to be done to each.
+    """A command that does the same to each of several runs or versions.
 
-    name: as it is typed.
-    does: asks the daemon.
-    says: what came of it, in a line.
-    fits: whether a run is in a state in which it can be done.
-    asks: the question, `{}` for what it is about.
+    name: the verb as it is typed.
+    does: asks the daemon to do it to the run or version of a name.
+    says: tells in a line what came of it.
+    asks: the question before it is done, with `{}` for the runs or versions.
+    fits: tells whether a run is in a state in which it can be done.
     """
 
     name: str
@@ -42,7 +43,7 @@ class BulkVerb(NamedTuple):
 
 
 class _BulkOutcome(NamedTuple):
-    """What came of one: the daemon's answer or its error."""
+    """The daemon's answer about one run or version, or its error."""
 
     name: str
     answer: Struct | None
@@ -50,9 +51,9 @@ class _BulkOutcome(NamedTuple):
 
 
 def only_run(selection: Selection) -> str | None:
-    """The one run that is meant by its name and nothing else; None for any other selection.
+    """Return the run that is meant by its name and nothing else; None for any other selection.
 
-    Raises SpecError where nothing was said.
+    Raises SpecError where the selection says nothing.
     """
     refuse_everything(selection)
     is_alone = len(selection.names) == 1 and selection == Selection(names=selection.names)
@@ -62,17 +63,17 @@ def only_run(selection: Selection) -> str | None:
 def on_runs(
     client: Client, verb: BulkVerb, meant: Selection, *, yes: bool, quiet: bool
 ) -> list[_BulkOutcome]:
-    """Find the runs that are meant, ask, and do it to each. quiet: say nothing of each."""
-    runs = chosen(client, meant, verb)
+    """Find the runs that are meant, ask, and do it to each; `quiet` says nothing of each."""
+    runs = choose_runs(client, meant, verb)
     if not runs:
         output.note(f"There is nothing to {verb.name}.")
         return []
     lines = [[cell(run, column) for column in _ABOUT] for run in runs]
-    ask(verb, _counted(len(runs)), lines, yes=yes)
-    return each(verb, [run.name for run in runs], quiet=quiet)
+    ask(verb, counted(len(runs), "run"), lines, yes=yes)
+    return do_each(verb, [run.name for run in runs], quiet=quiet)
 
 
-def chosen(client: Client, selection: Selection, verb: BulkVerb) -> list[Run]:
+def choose_runs(client: Client, selection: Selection, verb: BulkVerb) -> list[Run]:
     """Find the runs that are meant and that the verb fits; the ones that were named whatever their state.
 
     Raises NotFound for a name or glob that no run has.
@@ -80,7 +81,8 @@ def chosen(client: Client, selection: Selection, verb: BulkVerb) -> list[Run]:
     runs = selected(client, selection)
     kept = [run for run in runs if run.name in selection.names or verb.fits(run)]
     if others := len(runs) - len(kept):
-        output.note(f"Left out: {_counted(others)} in a state in which there is nothing to {verb.name}.")
+        unfit = counted(others, "run")
+        output.note(f"Left out: {unfit} in a state in which there is nothing to {verb.name}.")
     return kept
 
 
@@ -102,10 +104,10 @@ def ask(verb: BulkVerb, what: str, lines: Sequence[Sequence[str]], *, yes: bool)
     typer.confirm(output.printable(verb.asks.format(what)), abort=True, err=True)
 
 
-def each(verb: BulkVerb, names: Iterable[str], *, quiet: bool = False) -> list[_BulkOutcome]:
-    """Do it to one after the other and say what came of each; one that fails does not keep the next.
+def do_each(verb: BulkVerb, names: Iterable[str], *, quiet: bool = False) -> list[_BulkOutcome]:
+    """Do it to one after the other, also where one fails, and say what came of each unless `quiet`.
 
-    quiet: say nothing. Raises DaemonUnreachable.
+    Raises DaemonUnreachable.
     """
     outcomes = []
     for name in names:
@@ -121,18 +123,13 @@ def each(verb: BulkVerb, names: Iterable[str], *, quiet: bool = False) -> list[_
     return outcomes
 
 
-def awaited(
-    client: Client,
-    verb: BulkVerb,
-    outcomes: Sequence[_BulkOutcome],
-    *,
-    quiet: bool,
-    until: Sequence[str] = OVER,
+def await_runs(
+    client: Client, verb: BulkVerb, outcomes: list[_BulkOutcome], *, quiet: bool, until: Sequence[str] = OVER
 ) -> list[_BulkOutcome]:
-    """Wait until all that took it have one of these states, and say how each is as soon as it is so; on a
-    terminal also how many they are, and what the others do.
+    """Wait until the runs have one of the states `until`, and say how each is as soon as it has.
 
-    A run that ended otherwise than it should has an error in the place of its answer.
+    On a terminal it also shows how many are done, and what the others do. A run that ended otherwise than it
+    should has an error in the place of its answer.
     """
     is_seen = sys.stderr.isatty() and not quiet
     last = {outcome.name: outcome for outcome in outcomes}
@@ -153,9 +150,8 @@ def awaited(
             last[name] = _BulkOutcome(run.name, run, None)
             if run.reason not in GOOD:  # it ended otherwise than it should
                 detail = f": {run.detail}" if run.detail else ""
-                error = Conflict(
-                    f"{run.name} ended ({run.reason}){detail}", hint=f"See `lorad logs {run.name}`."
-                )
+                hint = f"See `lorad logs {run.name}`."
+                error = Conflict(f"{run.name} ended ({run.reason}){detail}", hint=hint)
                 last[name] = _BulkOutcome(run.name, None, error)
             if not quiet:
                 say(verb, last[name])
@@ -165,7 +161,7 @@ def awaited(
 
 
 def state_in_words(run: Any) -> str:
-    """Say in which state a run is. run: one of the shapes of a run."""
+    """Say in which state a run is, of which any shape will do."""
     return f"{run.name} is {phase(run)}" + (f" ({run.reason})." if run.reason else ".")
 
 
@@ -186,19 +182,10 @@ def conclude(verb: BulkVerb, outcomes: Sequence[_BulkOutcome], *, as_json: bool)
     """
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     if as_json:
-        answers: list[Any] = [
-            outcome.answer
-            if outcome.error is None
-            else {"name": outcome.name, "error": to_wire(outcome.error)}
-            for outcome in outcomes
-        ]
-        output.print_json(answers)
+        errors = {o.name: {"name": o.name, "error": to_wire(o.error)} for o in outcomes if o.error}
+        output.print_json([errors.get(outcome.name, outcome.answer) for outcome in outcomes])
     elif failed:
         output.note(f"{len(failed)} of {len(outcomes)} failed to {verb.name}.")
     if failed:
         codes = {error.exit_code for error in failed}
         raise typer.Exit(codes.pop() if len(codes) == 1 else 1)
-
-
-def _counted(count: int) -> str:
-    return f"{count} run{'s' if count != 1 else ''}"

@@ -7,13 +7,7 @@ import typer
 from lorad.cli import candidates
 
 Spec = Annotated[
-    str,
-    typer.Argument(
-        metavar="SPEC",
-        help="A YAML file, or - for stdin.",
-        show_default=False,
-        autocompletion=candidates.specs,
-    ),
+    str, typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", autocompletion=candidates.specs)
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -23,64 +17,13 @@ Overrides = Annotated[
         autocompletion=candidates.overrides,
     ),
 ]
-Run = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run's name.", show_default=False, autocompletion=candidates.runs),
-]
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RUN]…",
-        help="Names, or globs in quotes: 'sweep-*'.",
-        show_default=False,
-        autocompletion=candidates.runs,
-    ),
-]
-States = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--state",
-        help="Of these states (running) or with these ends (failed); with commas.",
-        show_default=False,
-        autocompletion=candidates.states,
-    ),
-]
-Owners = Annotated[
-    list[str] | None,
-    typer.Option("--owner", help="Of these users; me.", show_default=False, autocompletion=candidates.owners),
-]
-Sweeps = Annotated[
-    list[str] | None,
-    typer.Option("--sweep", help="Of these sweeps.", show_default=False, autocompletion=candidates.sweeps),
-]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", help="With one of these tags.", show_default=False, autocompletion=candidates.tags),
-]
-Bases = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--base",
-        help="On these base models: whole, or the last part of the path.",
-        show_default=False,
-        autocompletion=candidates.run_bases,
-    ),
-]
-Older = Annotated[
-    str | None,
-    typer.Option(help="Ended (or made, where it has not) at least so long ago: 7d.", show_default=False),
-]
-Newer = Annotated[
-    str | None,
-    typer.Option(help="Ended (or made, where it has not) at most so long ago: 12h.", show_default=False),
-]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name.", autocompletion=candidates.runs)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Version = Annotated[
     str,
     typer.Argument(
         metavar="RUN@N",
         help="Or RUN@step:80, RUN@best, an alias, or a run: its current version.",
-        show_default=False,
         autocompletion=candidates.versions,
     ),
 ]
@@ -89,10 +32,10 @@ Versions = Annotated[
     typer.Argument(
         metavar="RUN@N…",
         help="Or RUN@step:80, RUN@best, aliases, runs (their current versions); 'sweep-*@best', 'RUN@*'.",
-        show_default=False,
         autocompletion=candidates.versions,
     ),
 ]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no completions while it is followed.")]
 Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show on a terminal what is waited for.")]

@@ -4,14 +4,14 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lorad.cli.streams import takes_all
-from lorad.cli.table import print_table, shortened
+from lorad.cli.table import Columns, print_table, shortened
 from lorad.client.words import why
 from lorad.records.versions import ServedModel, Swapped
 from lorad.text import age, duration, number, one_line, printable, size
@@ -21,29 +21,33 @@ if TYPE_CHECKING:
     from lorad.errors import LoradError
 
 
-__all__ = [
-    "age", "doing", "duration", "note", "number", "print_error", "print_json", "print_table", "printable",
-    "report", "size", "start_dead_daemons", "tell_address", "tell_of_starts", "telling", "watch_versions",
-    "why",
-]  # fmt: skip
+__all__ = ["age", "duration", "number", "print_table", "printable", "size", "why"]
 
 NO_RUNS = "No runs. `lorad init` writes a spec to start from."
 
 
-def print_json(data: Any) -> None:
-    """Print Structs, or what JSON has, as JSON."""
-    print(json_text(data, indent=2))
+def print_json(data: Any, *, in_line: bool = False) -> None:
+    """Print Structs, or what JSON has, as JSON; `in_line` for a reader that follows."""
+    print(json_text(data, indent=None if in_line else 2), flush=in_line)
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """Return JSON; what a terminal does not show as text (8-bit controls, marks of direction, letters that
-    its encoding lacks) is escaped as \\u.
-    """
+    """Return JSON, with \\u for what a terminal does not show, as 8-bit controls and marks of direction."""
     is_ascii = not takes_all(sys.stdout)
     lines = json.dumps(msgspec.to_builtins(data), indent=indent, ensure_ascii=is_ascii).split("\n")
     return "\n".join(
         "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line) for line in lines
     )
+
+
+def table_or_json(
+    answer: Any, columns: Columns, rows: Iterable[Sequence[Any]], *, empty: str, as_json: bool
+) -> None:
+    """Print an answer as JSON, or as a table; `empty` is noted where it has no rows."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(columns, rows, empty=empty)
 
 
 def note_or_json(answer: Any, text: str, *, as_json: bool) -> None:
@@ -72,9 +76,7 @@ def note(text: str) -> None:
 
 
 def telling(client: "Client", *, quiet: bool) -> "Client":
-    """Have a client show on the terminal what the daemon does about its requests while it waits, or hear it
-    for nobody: who hears something waits on.
-    """
+    """Have a client show what the daemon does while it waits, or hear it for nobody: who hears waits on."""
     return client.telling((lambda words: None) if quiet or not sys.stderr.isatty() else doing)
 
 
@@ -84,28 +86,19 @@ def doing(words: str) -> None:
     print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
 
 
-def watch_versions() -> None:
-    """A daemon of another version is named once for each command."""
-    from lorad.client.transport import Transport
+def hook_transport(words: Sequence[str]) -> None:
+    """Name a daemon of another version once, show that one is being started, and start one that died.
 
-    Transport.on_other_version = _other_version
-
-
-def tell_of_starts(words: Collection[str]) -> None:
-    """Show on the terminal that a daemon is being started, unless the words of the command line ask for
-    silence or JSON.
+    words: the command line. Where it asks for silence or JSON, no start is shown. `daemon` and `doctor` are
+        about the daemon as it is, and the TUI shows that there is none.
     """
     from lorad.client.transport import Transport
 
+    Transport.on_other_version = _other_version
     if sys.stderr.isatty() and not {"--json", "--quiet", "-q"} & {*words}:
         Transport.on_wait = doing
-
-
-def start_dead_daemons() -> None:
-    """A daemon that died is started again by whatever command notices it."""
-    from lorad.client.transport import Transport
-
-    Transport.on_dead = _start_again
+    if words[:1] not in (["daemon"], ["doctor"], ["tui"]):
+        Transport.on_dead = _start_again
 
 
 def _start_again(socket: Path) -> None:

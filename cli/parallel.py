@@ -17,7 +17,7 @@ _LOG_RATIO = 20.0  # from which an axis is logarithmic
 _WIDTH = 900  # pixels of the SVG
 _HEIGHT = 420
 _MARGIN = 60
-_SCORES: dict[str, Callable[[SweepRun], float | None]] = {
+SCORES: dict[str, Callable[[SweepRun], float | None]] = {
     "eval": lambda run: run.eval_last,
     "nll": lambda run: run.nll_last,
     "reward": lambda run: run.reward_mean,
@@ -107,9 +107,9 @@ def _axes(sweep: Sweep, runs: Sequence[SweepRun]) -> list[_Axis]:
         values = [run.values.get(key) for run in runs]
         if len({json.dumps(value) for value in values}) > 1:
             axes.append(_axis(key, values))
-    metric = next((name for name, of in _SCORES.items() if any(of(run) is not None for run in runs)), None)
+    metric = next((name for name, of in SCORES.items() if any(of(run) is not None for run in runs)), None)
     if metric is not None:
-        axis = _axis(metric, [_SCORES[metric](run) for run in runs])
+        axis = _axis(metric, [SCORES[metric](run) for run in runs])
         if metric in LOWER_IS_BETTER:
             places = [None if place is None else 1 - place for place in axis.places]
             axis = _Axis(axis.name, places, [(1 - place, text) for place, text in axis.ticks])
@@ -130,15 +130,13 @@ def _axis(name: str, values: Sequence[Any]) -> _Axis:
             return (scale(value) - scale(low)) / span if span else 0.5
 
         ticked = sorted(set(present)) if len(set(present)) <= _FEW else [low, high]
-        return _Axis(
-            name, [None if v is None else place(v) for v in values], [(place(v), f"{v:.4g}") for v in ticked]
-        )
+        places = [None if value is None else place(value) for value in values]
+        return _Axis(name, places, [(place(value), f"{value:.4g}") for value in ticked])
     words = [value if isinstance(value, str) else json.dumps(value) for value in values]
     distinct = list(dict.fromkeys(words))
     most = max(len(distinct) - 1, 1)
-    return _Axis(
-        name, [distinct.index(word) / most for word in words], [(n / most, w) for n, w in enumerate(distinct)]
-    )
+    ticks = [(number / most, word) for number, word in enumerate(distinct)]
+    return _Axis(name, [distinct.index(word) / most for word in words], ticks)
 
 
 def _row(place: float) -> int:

@@ -4,21 +4,34 @@ import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any
+from typing import Annotated, Any
 
-from lorad.cli.options import Bases, Newer, Older, Owners, Runs, States, Sweeps, Tags
+import typer
+
+from lorad.cli import candidates
 from lorad.selection import Selection, selection
 
 _BY_NAME = Parameter.KEYWORD_ONLY
+_FILTERS = {
+    "state": ("Of these states (running) or with these ends (failed); with commas.", candidates.states),
+    "owner": ("Of these users; me.", candidates.owners),
+    "sweep": ("Of these sweeps.", candidates.sweeps),
+    "tag": ("With one of these tags.", candidates.tags),
+    "base": ("On these base models: whole, or the last part of the path.", candidates.run_bases),
+}
+_SEVERAL = list[str] | None
+_NAMES = "Names, or globs in quotes: 'sweep-*'."
+_AGO = "Ended (or made, where it has not) at {} so long ago: {}."
 _WORDS: dict[str, Any] = {
-    "runs": Runs,
-    "state": States,
-    "owner": Owners,
-    "sweep": Sweeps,
-    "tag": Tags,
-    "base": Bases,
-    "older": Older,
-    "newer": Newer,
+    "runs": Annotated[
+        _SEVERAL, typer.Argument(metavar="[RUN]…", help=_NAMES, autocompletion=candidates.runs)
+    ],
+    **{
+        name: Annotated[_SEVERAL, typer.Option(f"--{name}", help=about, autocompletion=offer)]
+        for name, (about, offer) in _FILTERS.items()
+    },
+    "older": Annotated[str | None, typer.Option(help=_AGO.format("least", "7d"))],
+    "newer": Annotated[str | None, typer.Option(help=_AGO.format("most", "12h"))],
 }
 
 

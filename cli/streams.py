@@ -22,15 +22,13 @@ _ASCII = {
 
 
 def settle_streams() -> None:
-    """Open what is closed of stdin, stdout and stderr on nothing, so that no file takes its number, and have
-    text that a stream's encoding lacks written in ASCII.
-    """
+    """Open closed standard streams on nothing, and have what an encoding lacks written in ASCII."""
     codecs.register_error("lorad", _written)
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, before another file does
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

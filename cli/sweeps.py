@@ -4,12 +4,14 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from msgspec import structs
 
 from lorad.cli import output, parallel, table
+from lorad.cli.many import OVER
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.words import phase, trained_nothing
@@ -17,23 +19,8 @@ from lorad.errors import DaemonUnreachable
 from lorad.records.sweeps import LOWER_IS_BETTER, Rung, Sweep, SweepRun
 
 _PERIOD = 0.5  # seconds between looks
-_OVER = ("ended", "paused")
-_SWEEPS = (
-    *(
-        "sweep",
-        "runs",
-        table.Column("halving", 2),
-        table.Column("best", 1),
-        table.Column("age", 3),
-        table.Column("grid", kind="fold"),
-    ),
-)
-_RUNGS = (
-    "rung",
-    table.Column("best", 1),
-    table.Column("kept", kind="fold"),
-    table.Column("stopped", kind="fold"),
-)
+_SWEEPS = table.columns("sweep, runs, halving 2, best 1, age 3, grid fold")
+_RUNGS = table.columns("rung, best 1, kept fold, stopped fold")
 
 
 def show(sweeps: Sequence[Sweep], *, in_full: bool, as_json: bool, markdown: bool = False) -> None:
@@ -95,13 +82,7 @@ def _columns(sweep: Sweep) -> tuple[str | table.Column, ...]:
 
 def _figures(sweep: Sweep) -> dict[str, Callable[[SweepRun], float | None]]:
     """Return the figures of the table by name: rewards, or without these what was learnt of completions."""
-    figures: dict[str, Callable[[SweepRun], float | None]] = {
-        "eval": lambda run: run.eval_last,
-        "best": lambda run: run.eval_best,
-        "nll": lambda run: run.nll_last,
-        "loss": lambda run: run.loss_mean,
-        "reward": lambda run: run.reward_mean,
-    }
+    figures = {**parallel.SCORES, "best": lambda run: run.eval_best}
     learns = any(run.nll_last is not None or _is_without_reward(run) for run in sweep.runs)
     has_rewards = not learns or any(run.reward_mean is not None for run in sweep.runs)
     has_scores = not learns or any(run.eval_last is not None for run in sweep.runs)
@@ -174,75 +155,59 @@ def follow(client: Client, name: str, *, quiet: bool) -> Sweep | None:
 
     A daemon that dies is started again.
     """
-    view = _Silent() if quiet else (_Live() if sys.stderr.isatty() else _SweepLines())
+    view: AbstractContextManager[Callable[[Sweep], None]] = _table() if sys.stderr.isatty() else _lines()
+    if quiet:
+        view = nullcontext(lambda _: None)
     try:
-        with view:
+        with view as update:
             while True:
                 try:
                     (sweep,) = client.sweeps(name)
                 except DaemonUnreachable:
                     launch.start(client)
                     continue
-                view.update(sweep)
-                if all(run.state in _OVER for run in sweep.runs):
+                update(sweep)
+                if all(run.state in OVER for run in sweep.runs):
                     return sweep
                 time.sleep(_PERIOD)
     except KeyboardInterrupt:
         output.note(f"Detached; {name} continues. `lorad sweep --list {name}` shows its progress.")
-        return None
+    return None
 
 
-class _Silent:
-    """Says nothing."""
+@contextmanager
+def _lines() -> Iterator[Callable[[Sweep], None]]:
+    """Print a line when the state of a run changes or a rung is decided: for logs and pipes."""
+    printed: dict[str, str] = {}
+    decided = 0
 
-    def __enter__(self) -> "_Silent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
-
-    def update(self, sweep: Sweep) -> None:
-        """Take in the sweep as it is."""
-
-
-class _SweepLines(_Silent):
-    """A line when the state of a run changes or a rung is decided: for logs and pipes."""
-
-    def __init__(self) -> None:
-        self._said: dict[str, str] = {}
-        self._rungs = 0
-
-    def update(self, sweep: Sweep) -> None:
+    def update(sweep: Sweep) -> None:
+        nonlocal decided
         for run in sweep.runs:
             state = phase(run) + (f": {run.reason} at step {run.step}" if run.reason else "")
             text = f"{state} ({run.waiting})" if run.waiting else state
-            if self._said.get(run.name) != text:
-                self._said[run.name] = text
+            if printed.get(run.name) != text:
+                printed[run.name] = text
                 output.note(f"{run.name}: {text}")
         is_open = sweep.halving is not None and sweep.halving.asha  # rungs that still grow
-        for rung in [] if is_open else sweep.rungs[self._rungs :]:
+        for rung in [] if is_open else sweep.rungs[decided:]:
             output.note(f"halving at step {rung.step} keeps {', '.join(rung.kept) or 'none'}")
-        self._rungs = len(sweep.rungs)
+        decided = len(sweep.rungs)
+
+    yield update
 
 
-class _Live(_Silent):
-    """The table of the runs, drawn again and again."""
+@contextmanager
+def _table() -> Iterator[Callable[[Sweep], None]]:
+    """Draw the table of the runs again and again."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
-        self._live = RichLive(console=Console(stderr=True), auto_refresh=False, transient=True)
+        def update(sweep: Sweep) -> None:
+            lines = table.table_lines(_columns(sweep), _rows(sweep), live.console.width, single=True)
+            live.update(Text("\n".join(lines)), refresh=True)
 
-    def __enter__(self) -> "_Live":
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.__exit__(None, None, None)
-
-    def update(self, sweep: Sweep) -> None:
-        from rich.text import Text
-
-        lines = table.table_lines(_columns(sweep), _rows(sweep), self._live.console.width, single=True)
-        self._live.update(Text("\n".join(lines)), refresh=True)
+        yield update

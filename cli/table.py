@@ -6,6 +6,7 @@ last where it fits, else on indented lines of its own, broken between words.
 """
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,12 @@ class Column(NamedTuple):
 Columns = Sequence[str | Column]
 
 
+def columns(text: str) -> tuple[Column, ...]:
+    """Read columns, such as `state, model 3, why fold, bases 2 cut`: each has a name, a drop and a kind."""
+    parts = re.findall(r"(?:^|, )([^,]*?)(?: (\d+))?(?: (fold|cut|whole))?(?=, |$)", text)
+    return tuple(Column(name, int(drop or 0), kind or "exact") for name, drop, kind in parts)
+
+
 @dataclass(frozen=True)
 class _Layout:
     """The columns that stand side by side, their widths, and the columns that have lines of their own."""
@@ -50,13 +57,7 @@ class _Layout:
     below: list[int]
 
 
-def print_table(
-    columns: Columns,
-    rows: Iterable[Sequence[Any]],
-    *,
-    empty: str,
-    single: bool = False,
-) -> None:
+def print_table(columns: Columns, rows: Iterable[Sequence[Any]], *, empty: str, single: bool = False) -> None:
     """Print a table on stdout.
 
     empty: a note for stderr when there are no rows.

@@ -36,7 +36,7 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.api.verbs.control import kill, pause, remove, stop
 from lorad.daemon.api.verbs.resume import resume
 from lorad.daemon.context import Context
-from lorad.daemon.daemon import rest
+from lorad.daemon.daemon import end_tasks
 from lorad.daemon.guarded import guarded
 from lorad.daemon.process.processes import Processes, ProcessState
 from lorad.daemon.process.users import Caller
@@ -130,7 +130,7 @@ class Lives(RuleBasedStateMachine):
 
     def end(self) -> None:
         self.ctx.close()
-        self.loop.run_until_complete(rest(self.ctx))
+        self.loop.run_until_complete(end_tasks(self.ctx))
         self.ctx.store.close()
         self.ctx.journal.close()
 

@@ -6,7 +6,7 @@ The dashboard, `lorad top` and `lorad show` show them.
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -32,11 +32,10 @@ _WORSE = 0.9  # times the first evaluation
 class Alarm(Struct, frozen=True):
     """Something that a user should look at.
 
-    Attributes:
-        level: `bad` is broken, `look` may be well.
-        kind: a word to filter by.
-        on: what `subject` names; `daemon` has none.
-        says: one line.
+    level: `bad` where something is broken, `look` where it may be well.
+    kind: a word to filter by.
+    on: what `subject` names; `daemon` has none.
+    says: the alarm in one line.
     """
 
     level: _Level
@@ -52,10 +51,8 @@ _KINDS = (
     *("stall", "kl", "logprobs", "chosen", "rewards", "entropy", "critic", "zero-variance"),
     *("truncation", "idle", "memory"),
 )
-_EXPLAINED = frozenset(
-    {"not-finite", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "idle"}
-)
-_Found = Iterator[tuple[_Level, str, str]]  # level, kind, says
+_EXPLAINED = {"not-finite", "kl", "logprobs", "rewards", "entropy", "zero-variance", "truncation", "idle"}
+_RunAlarms = Iterator[tuple[_Level, str, str]]  # level, kind, says
 # Signals that have a limit, and what is said of them.
 MEASURED: tuple[tuple[str, _Level, str, str], ...] = (
     ("kl", "bad", "kl", "KL {:.3g} nats per token to the reference policy"),
@@ -84,7 +81,7 @@ def alarms(
     devices: Iterable[Device] = (),
     status: Status | None = None,
 ) -> list[Alarm]:
-    """Worst first. All arguments as `lorad.client` has them."""
+    """Raise the alarms, the worst first. The arguments are answers of `lorad.client`."""
     at = time.time() if now is None else now
     raised: list[Alarm] = []
     if status is not None:
@@ -106,78 +103,71 @@ def alarms(
                 says = f"its {part} {about.name} is gone" + (f": {detail}" if detail else "")
                 raised.append(Alarm("bad", part, "pool", pool.pool, says))
     for device in devices:  # memory that others fill
-        total = _number(device.memory_total)
-        used = _number(device.memory_used)
+        total = device.memory_total
         others = [process for process in device.processes if not process.ours]
-        if total and used is not None and used >= _FULL * total and others:
-            users = ", ".join(sorted({str(process.user or "unknown user") for process in others}))
-            size = sum(_number(process.memory) or 0.0 for process in others) / _GIB
-            says = f"{used / total:.0%} is used, {size:.1f} GiB by others ({users})"
+        if total and device.memory_used >= _FULL * total and others:
+            users = ", ".join(sorted({process.user or "unknown user" for process in others}))
+            size = sum(process.memory or 0 for process in others) / _GIB
+            says = f"{device.memory_used / total:.0%} is used, {size:.1f} GiB by others ({users})"
             raised.append(Alarm("look", "memory", "device", device.device, says))
     return sorted(raised, key=order)
 
 
 def order(alarm: Alarm) -> tuple[str, int]:
-    """Worst first."""
+    """Return the key by which alarms are sorted, the worst first."""
     return alarm.level, _KINDS.index(alarm.kind)
 
 
-def _of_run(run: Run, limits: AlarmLimits, now: float) -> _Found:
-    """What is wrong with how it goes, while it does; for a while, that its end was none."""
+def _of_run(run: Run, limits: AlarmLimits, now: float) -> _RunAlarms:
+    """Yield what is wrong with a run at work, or for some hours with how it ended."""
+    age = now - (run.ended_at or 0.0)
     if run.state == "running":
         yield from _of_signals(run, limits)
-        step = _number(run.signals.at) or 0.0
-        begun = _number(run.signals.begun) or _number(run.started_at) or 0.0
+        step = run.signals.at or 0.0
+        begun = run.signals.begun or run.started_at or 0.0
         since = max(step, begun)
         if limits.stall is not None and since and not run.signals.on_request:
             is_first = step < begun
-            took = _number(run.rates.step_seconds) or 0.0
+            took = run.rates.step_seconds or 0.0
             quiet = now - since
             if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):
                 lasting = f"{quiet / 60:.0f} min" if quiet < 2 * _HOUR else f"{quiet / _HOUR:.1f} h"
                 yield "bad", "stall", f"no step for {lasting}{' since it began' if is_first else ''}"
-        pairs = _number(run.signals.pair_accuracy) or 0.0
-        first = _number(run.eval_first)
-        last = _number(run.eval_last)
+        pairs = run.signals.pair_accuracy or 0.0
+        first = run.eval_first
+        last = run.eval_last
         if pairs > _TOLD_APART and first is not None and last is not None and last < _WORSE * first:
             fall = f"the eval fell from {first:.3g} to {last:.3g}"
             hint = "algorithm.preference.nll or a lower trainer.lr keeps what is sampled"
             yield "bad", "chosen", f"{fall} though {pairs:.0%} of the pairs are the right way round: {hint}"
-        yield from _of_idleness(run)
     elif run.state == "ended":
-        age = now - (_number(run.ended_at) or 0.0)
         detail = " ".join(run.detail.split())
         if run.reason == "attestation_failed" and age < 24 * _HOUR:
             yield "bad", "attestation", f"ended: {detail or 'its attestation failed'}"
         elif run.reason in ("failed", "lost") and age < _HOUR:
             yield "bad", "ended", f"{run.reason}" + (f": {detail}" if detail else "")
-        if age < 24 * _HOUR:
-            yield from _of_idleness(run)
-
-
-def _of_idleness(run: Run) -> _Found:
-    """Steps that trained nothing: a run of nothing else has learned nothing, however well it ended."""
-    if words := idleness(run):
+    is_shown = run.state == "running" or (run.state == "ended" and age < 24 * _HOUR)
+    if is_shown and (words := idleness(run)):  # a run that has no other steps learned nothing
         yield ("bad" if trained_nothing(run) else "look"), "idle", words
 
 
-def _of_signals(run: Run, limits: AlarmLimits) -> _Found:
-    """What was measured; what is no number is an alarm, whatever the limit."""
+def _of_signals(run: Run, limits: AlarmLimits) -> _RunAlarms:
+    """Yield the figures beyond their limits, and those that are no number, whatever the limit."""
     signals = asdict(run.signals)
     measured = {**signals, "reward": run.reward}
-    infinite = {
-        key for key, amount in measured.items() if isinstance(amount, float) and not math.isfinite(amount)
-    }
+    infinite = {key for key, n in measured.items() if isinstance(n, float) and not math.isfinite(n)}
     if broken := infinite.union(run.signals.not_finite):
         yield "bad", "not-finite", f"{', '.join(sorted(broken))}: NaN or infinite at step {run.step}"
-    value = {key: number for key, signal in signals.items() if (number := _number(signal)) is not None}
+    value = {
+        key: signal
+        for key, signal in signals.items()
+        if isinstance(signal, int | float) and math.isfinite(signal)
+    }
     for key, level, kind, says in MEASURED:
         limit = getattr(limits, key)
-        if (
-            key in value
-            and limit is not None
-            and (value[key] <= limit if key in _LOW else value[key] >= limit)
-        ):
+        if key not in value or limit is None:
+            continue
+        if value[key] <= limit if key in _LOW else value[key] >= limit:
             yield level, kind, says.format(value[key])
     if value.get("failed_rewards", 0.0) > 0:
         yield "look", "rewards", f"{value['failed_rewards']:.0f} rewards of the last step failed"
@@ -186,10 +176,3 @@ def _of_signals(run: Run, limits: AlarmLimits) -> _Found:
         yield "bad", "not-finite", f"{count} were skipped: loss or gradient was NaN or infinite"
     if run.signals.attested == "inconclusive":
         yield "look", "attestation", "the attestation of the current version is inconclusive"
-
-
-def _number(value: Any) -> float | None:
-    """None for what is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None

@@ -101,14 +101,13 @@ TEMPLATE_TEXT = 16 * MIB  # characters of one prompt
 class Bounds:
     """How long connections may take, in seconds, and how many there may be.
 
-    Attributes:
-        head: time from a request's first byte, or the connection's beginning, to the end of its headers.
-        body: time from there to its last byte.
-        idle: time between two requests.
-        write: time without a byte taken by the reader.
-        of_one: connections of one user.
-        of_own: connections of the process's own user, who could as well end it. A look every second adds
-            up to one.
+    head: time from a request's first byte, or the connection's beginning, to the end of its headers.
+    body: time from there to its last byte.
+    idle: time between two requests.
+    write: time without a byte taken by the reader.
+    of_one: connections of one user.
+    of_own: connections of the process's own user, who could as well end it. A look every second adds
+        up to one.
     """
 
     head: float = 9.0

@@ -24,9 +24,7 @@ from typing import Any
 
 
 class LoradError(Exception):
-    """An error whose text says what was wrong and where, its `hint` what to do next, and `others` what else
-    is wrong there.
-    """
+    """An error that says what was wrong and where; `hint` says what to do, `others` what else is wrong."""
 
     exit_code = 1
     status = 500
@@ -41,7 +39,7 @@ class LoradError(Exception):
 
     @property
     def in_full(self) -> str:
-        """What was wrong, and what to do next, as sentences."""
+        """Return what was wrong, and what to do next, as sentences."""
         if not self.hint:
             return self.message
         return f"{self.message}{'' if self.message.endswith(('.', '?', '!')) else '.'} {self.hint}"
@@ -79,7 +77,7 @@ class SpecError(LoradError):
         return self.path.partition("[")[0]
 
     def at(self, where: str) -> "SpecError":
-        """The same error with the line or the override that holds the key."""
+        """Return the same error with the line or the override that holds the key."""
         return SpecError(self.problem, key=self.path, where=where, hint=self.hint, others=self.others)
 
 
@@ -180,25 +178,14 @@ class TimedOut(LoradError, TimeoutError):
 _KINDS: dict[str, type[LoradError]] = {
     kind.__name__: kind
     for kind in (
-        LoradError,
-        SpecError,
-        NotFound,
-        NotAllowed,
-        DaemonUnreachable,
-        Conflict,
-        IntegrityError,
-        StorageError,
-        AdapterRefused,
-        AttestationFailed,
-        PoolLost,
-        EngineGone,
-        Fenced,
+        *(LoradError, SpecError, NotFound, NotAllowed, DaemonUnreachable, Conflict, IntegrityError),
+        *(StorageError, AdapterRefused, AttestationFailed, PoolLost, EngineGone, Fenced),
     )
 }
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:
-    """An error as it travels over a socket: {kind, message, hint}.
+    """Write an error as it travels over a socket: {kind, message, hint}.
 
     A SpecError that blames a key has {where, key, problem} too; an error with others has {others: [error]}.
     What is no text in UTF-8, as bytes of a header that it repeats, has escapes.
@@ -215,7 +202,7 @@ def to_wire(error: BaseException) -> dict[str, Any]:
 
 
 def from_wire(data: dict[str, Any]) -> LoradError:
-    """The inverse of `to_wire`; an unknown kind becomes a plain LoradError."""
+    """Make the error that `to_wire` has written; one of an unknown kind becomes a plain LoradError."""
     others = [from_wire(other | {"others": []}) for other in data.get("others", [])]
     kind = _KINDS.get(data.get("kind", ""), LoradError)
     if kind is SpecError and data.get("key"):

@@ -45,9 +45,7 @@ class RouteShape(Struct, frozen=True):
 
 
 class Routes(Struct, frozen=True):
-    """The routes of a batch's tokens: prompts [sum(prompt_lengths), layers, per token], completions
-    [T, layers, per token].
-    """
+    """The routes of a batch: prompts [sum(prompt_lengths), layers, per token], completions [T, …]."""
 
     prompts: np.ndarray
     completions: np.ndarray
@@ -69,9 +67,7 @@ def unknown_like(routes: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def continued(before: np.ndarray | None, now: np.ndarray) -> np.ndarray:
-    """Return the routes of tokens, the first of which were computed before. The route by which a token was
-    sampled counts; where it is not known, the route in `now` does.
-    """
+    """Return routes of tokens, the first of which were computed before: where known, that route counts."""
     if before is None:
         return now
     routes = now.copy()

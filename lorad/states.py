@@ -21,12 +21,12 @@ class RunState(StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """A driver or a pool may be working for a run in this state."""
+        """Return whether a driver or a pool may be working for a run in this state."""
         return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
     @property
     def is_over(self) -> bool:
-        """Nothing works for the run; it may be resumed."""
+        """Return whether nothing works for the run any more, so that it may be resumed."""
         return self in (RunState.PAUSED, RunState.ENDED)
 
 
@@ -67,8 +67,3 @@ MOVES: dict[Move, dict[RunState, RunState]] = {
     Move.RESUME: {_P: _Q, _E: _Q},
     Move.RESTART: {_E: _Q},  # by the daemon itself, after an end that the run's spec wants mended
 }
-
-
-def target(state: RunState, move: Move) -> RunState | None:
-    """The state that `move` leads to from `state`; None when the move is not allowed there."""
-    return MOVES[move].get(state)

@@ -18,8 +18,8 @@ _AUTHOR = re.compile(r"\s*(?:(?:user|human|tool)\n\s*)?")  # that a template wri
 
 
 def printable(text: str) -> str:
-    """Text without control characters: no terminal escapes from models, logs or users."""
-    return "".join(c if c in "\n\t" or (c.isprintable()) else f"\\x{ord(c):02x}" for c in text)
+    """Return text without control characters: no terminal escapes from models, logs or users."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def one_line(text: str) -> str:
@@ -35,15 +35,13 @@ def some_of(names: Iterable[object], most: int = 20) -> str:
 
 
 def clauses(*parts: str) -> str:
-    """Join what there is of parts by semicolons: a part may be a sentence with its full stop."""
+    """Join the parts that are not empty by semicolons, without full stops between them."""
     kept = [part for part in parts if part]
     return "; ".join([*(part.removesuffix(".") for part in kept[:-1]), *kept[-1:]])
 
 
 def last_turn(prompt: str) -> tuple[int, int]:
-    """Return where the last turn of a rendered prompt begins and ends, without the generation prompt behind
-    it; a prompt without special tokens is one turn.
-    """
+    """Return where the last turn of a rendered prompt begins and ends, without the generation prompt."""
     start = 0
     end = len(prompt)
     for token in reversed([*SPECIAL.finditer(prompt, max(len(prompt) - _LAST, 0))]):
@@ -62,12 +60,17 @@ def question(prompt: str) -> str:
     return f"{'…' if start else ''}{prompt[start:end]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a number with its noun: 1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def number(value: Any, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def size(count: float | None) -> str:
-    """1536 -> 1.5 KiB."""
+    """Write a number of bytes: 1536 is 1.5 KiB."""
     if count is None:
         return ""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -78,12 +81,12 @@ def size(count: float | None) -> str:
 
 
 def age(then: float | None) -> str:
-    """How long ago a Unix time was."""
+    """Say how long ago a Unix time was."""
     return "" if then is None else duration(time.time() - then)
 
 
 def coarse_age(then: float | None) -> str:
-    """How long ago a Unix time was, so that it changes at most once a minute: <1m, 12m, 5h, 3d."""
+    """Say how long ago a Unix time was, in words that change once a minute at most: <1m, 12m, 5h, 3d."""
     if then is None:
         return ""
     minutes = int(time.time() - then) // 60
@@ -108,7 +111,7 @@ def seconds_of(text: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """75 -> 1m15s."""
+    """Write seconds: 75 is 1m15s."""
     whole = max(int(seconds), 0)
     days = whole // 86400
     hours = whole // 3600 % 24

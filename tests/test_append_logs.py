@@ -232,7 +232,7 @@ class Entries:
         uses, self.uses = self.uses, []
         return uses
 
-    def again(self, uses: list[Use]) -> None:
+    def put_back(self, uses: list[Use]) -> None:
         self.uses = [*uses, *self.uses]
 
 

@@ -14,7 +14,7 @@ _KEPT = 48 * 3600.0  # seconds after a run's end: no alarm of it is older
 
 
 class Acknowledged:
-    """Keeps what is in the file at first, and what is added. One thread adds while others read."""
+    """Knows the ends that were acknowledged. One thread adds while others read."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or state_file("acknowledged.json")

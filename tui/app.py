@@ -33,12 +33,12 @@ from lorad.tui.screens.base import Base
 from lorad.tui.watch import LOCAL, BoxWatch, client_of, settings_of
 
 T = TypeVar("T")
-# what `open` opens, by its name: the module and what makes it
+# what `open` opens, by its name: the module and the class
 SCREENS = {
-    "pool": ("details.pool", "pool"),
-    "device": ("details.device", "device"),
-    "bill": ("details.bill", "bill"),
-    "nodes": ("details.nodes", "nodes"),
+    "pool": ("details.pool", "PoolScreen"),
+    "device": ("details.device", "DeviceScreen"),
+    "bill": ("details.bill", "BillScreen"),
+    "nodes": ("details.nodes", "NodesScreen"),
     "boxes": ("boxes.screen", "BoxesScreen"),
     "all": ("boxes.runs", "AllRunsScreen"),
     "serving": ("serving.screen", "Serving"),
@@ -69,7 +69,7 @@ _CONTRAST = Theme(
 
 
 class _Reached(NamedTuple):
-    """A box that was shown. mode: its screens; config: the user's, with the alarms of the box."""
+    """A box that was shown: the mode of its screens, and the user's config with the alarms of the box."""
 
     mode: str
     client: Client
@@ -132,7 +132,6 @@ class LoradApp(App[None]):
         self.user = message.user
 
     def may_act(self, owner: str | None) -> bool:
-        """Whether the user may act on what belongs to `owner`; the daemon has the last word."""
         return owner is None or self.user is None or owner == self.user
 
     # -- ways to screens -------------------------------------------------------------------------------------
@@ -145,7 +144,6 @@ class LoradApp(App[None]):
             self.push_screen(RunScreen(run, others, tab))
 
     def narrow(self, filter_text: str) -> None:
-        """Show the dashboard with the runs that match a filter."""
         while len(self.screen_stack) > 1:
             self.pop_screen()
         cast(Dashboard, self.screen).narrow(filter_text)
@@ -200,11 +198,10 @@ class LoradApp(App[None]):
             )
 
     def open(self, screen: str, about: str | None = None) -> None:
-        """Open one of the `SCREENS`. about: see `AppPort.open`."""
         module, name = SCREENS[screen]
-        made_by = getattr(importlib.import_module(f"lorad.tui.{module}"), name)
-        if screen not in _ONCE or not isinstance(self.screen, made_by):
-            self.push_screen(made_by() if about is None else made_by(about))
+        kind = getattr(importlib.import_module(f"lorad.tui.{module}"), name)
+        if screen not in _ONCE or not isinstance(self.screen, kind):
+            self.push_screen(kind() if about is None else kind(about))
 
     # -- keys ------------------------------------------------------------------------------------------------
     def action_help(self) -> None:
@@ -231,13 +228,12 @@ class LoradApp(App[None]):
         self.feed.freeze(self.frozen)
 
     def action_next_theme(self) -> None:
-        """Show the next theme of our list; their names here are Textual's."""
         names = list(NAMES.values())
         place = names.index(self.theme) + 1 if self.theme in names else 0
         self.theme = names[place % len(names)]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer what the table says something of, then the user's commands, then Textual's own."""
+        """Offer the actions that the table explains, then the user's commands, then Textual's own."""
         if isinstance(screen, Base):
             for row in (row for row in ROWS if row.keys and row.says):
                 title = row.label
@@ -265,10 +261,7 @@ def _reach(name: str, before: _Reached | None) -> _Reached:
 
 
 async def _in_time(ask: Callable[[], T], seconds: float) -> T:
-    """Ask in a thread, for which nobody waits longer, also not who leaves. Raises what `ask` does.
-
-    Raises HostUnreachable where it takes longer.
-    """
+    """Ask in a thread, which keeps nobody from leaving. Raises HostUnreachable, or what `ask` raises."""
     answer: Future[T] = Future()
     answer.set_running_or_notify_cancel()
 
@@ -287,7 +280,7 @@ async def _in_time(ask: Callable[[], T], seconds: float) -> T:
 
 
 def _settle() -> None:
-    """Read the other screens; what there is from then on stays, and is no garbage to look for."""
+    """Import the other screens, and tell the garbage collector that all there is by then stays."""
     for name in _LATER:
         importlib.import_module(f"lorad.tui.{name}")
     gc.freeze()

@@ -1,5 +1,4 @@
-"""A spec that is being written: what stands in the fields of a form, the YAML that it makes, and what is
-wrong with it.
+"""A spec that is being written: the fields of a form, the YAML that they make, and what is wrong with it.
 
 Nothing is judged here: values are read by `lorad.spec.yaml`, checked by `lorad.spec.text`, and the words are
 theirs.
@@ -15,7 +14,7 @@ from typing import Any
 from lorad.errors import LoradError, SpecError
 from lorad.spec.model import convert
 from lorad.spec.text import assigned, load_spec
-from lorad.tui.spec_fields import TOLD, entry, usual
+from lorad.tui.spec_fields import ALWAYS_WRITTEN, entry, usual
 from lorad.tui.spec_lines import DEFAULTS, Flat, differing, flat, nested, text_of, words
 
 MORE = "settings"  # the field for any other key=value
@@ -42,26 +41,27 @@ class DraftSource:
     """
 
     title: str
-    given: Flat
+    values: Flat
     cwd: Path
     command: str = ""
     note: str = ""
 
     @property
     def keys(self) -> list[str]:
-        """Return the keys of the fields: the usual ones and those that are given, in the spec's order."""
-        return list(flat(nested(dict.fromkeys((*usual(), *differing(self.given))))))
+        """Return the keys of the fields: the usual ones and those of its values, in the spec's order."""
+        return list(flat(nested(dict.fromkeys((*usual(), *differing(self.values))))))
 
     @property
     def texts(self) -> _Texts:
         """Return the initial texts of the fields."""
         texts = dict.fromkeys(self.keys, "")
         for key in texts:
-            value = self.given.get(key)
+            value = self.values.get(key)
             if value is not None:
                 row = entry(key)
                 text = row.text(value)
-                texts[key] = "" if text == row.default and (row.choices or key not in TOLD) else text
+                is_usual = text == row.default and (row.choices or key not in ALWAYS_WRITTEN)
+                texts[key] = "" if is_usual else text
         return texts
 
 
@@ -70,7 +70,6 @@ class Draft:
     """A spec as far as the fields can be read.
 
     Attributes:
-        values: What the fields say.
         wrong: What is wrong, by key; by MORE, or by "" if no field is to blame.
     """
 
@@ -129,7 +128,7 @@ def named(key: str, fault: str, hint: str) -> str:
 def command(source: DraftSource, values: Flat, cwd: Path) -> str:
     """Return the command line that starts the same run."""
     if source.command:
-        changed = [*words(overrides(source.given, values))]
+        changed = [*words(overrides(source.values, values))]
         return " ".join([source.command, *map(shlex.quote, changed)])
     cd = "" if source.cwd == cwd else f"cd {shlex.quote(str(source.cwd))} && "
     typed = ["lorad", "run", "-", *map(shlex.quote, words(differing(values))), "<", "/dev/null"]

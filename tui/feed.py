@@ -38,7 +38,6 @@ class Changes:
         everything: What happened is unknown, so all may have changed.
         tick: It is time to read what has no events.
         kinds: The kinds of events by run.
-        events: The last events themselves.
     """
 
     everything: bool = False
@@ -77,10 +76,9 @@ class Failed(Message):
 
 @dataclass
 class Line(Message):
-    """Informs the app about the connection to the daemon.
+    """Informs the app about the connection of a feed to the daemon.
 
     Attributes:
-        feed: The feed that has the connection.
         lost: Why the connection is lost; "" when it is back.
         user: The user, who may only act on things of their own; None for one who may act on everything.
     """
@@ -129,26 +127,19 @@ class Feed:
         """Read everything for this view now, and from then on what changes."""
         with self._news:
             self._view = view
-        self._tell(None, urgent=True)
+        self.again()
 
     def again(self, *, urgent: bool = True) -> None:
-        """Read everything again, for another reason than an event. urgent: also while it is frozen."""
-        self._tell(None, urgent=urgent)
+        """Read everything again: all may have changed. urgent: also while it is frozen."""
+        with self._news:
+            self._changes.everything = True
+            self._urgent |= urgent
+            self._news.notify_all()
 
     def freeze(self, frozen: bool) -> None:
         """Keep what is shown as it is until it is thawed; then all that changed meanwhile is read."""
         with self._news:
             self._frozen = frozen
-            self._news.notify_all()
-
-    def _tell(self, event: Event | None, *, urgent: bool = False) -> None:
-        """Note an event, or (None) that everything may have changed."""
-        with self._news:
-            if event is None:
-                self._changes.everything = True
-            else:
-                self._changes.take(event)
-            self._urgent |= urgent
             self._news.notify_all()
 
     # -- the event stream ------------------------------------------------------------------------------------
@@ -160,7 +151,7 @@ class Feed:
             try:
                 self._user = restricted(self._stream.status())
                 _post(self._app, Line(self, "", self._user))
-                self._tell(None)
+                self.again(urgent=False)
                 delay = 0.25
                 since = ""
                 cursor = self._events(cursor)
@@ -180,9 +171,11 @@ class Feed:
             if self._closed.is_set():
                 break
             if first:
-                self._tell(None)
+                self.again(urgent=False)
             elif event.kind != "idle":
-                self._tell(event)
+                with self._news:
+                    self._changes.take(event)
+                    self._news.notify_all()
             cursor = event.id
             first = False
         return cursor
@@ -191,18 +184,19 @@ class Feed:
     def _serve(self) -> None:
         while not self._closed.is_set():
             with self._news:
-                self._news.wait_for(self._is_due, timeout=TICK)
+                self._news.wait_for(
+                    lambda: (
+                        self._closed.is_set()
+                        or (self._changes and self._view and (self._urgent or not self._frozen))
+                    ),
+                    timeout=TICK,
+                )
                 view = self._view
                 changes = self._taken()
             if view is not None and changes and not self._closed.is_set():
                 self._read(view, changes)
             with self._news:
                 self._news.wait_for(lambda: self._closed.is_set() or self._urgent, timeout=_PERIOD)
-
-    def _is_due(self) -> bool:
-        return self._closed.is_set() or bool(
-            self._changes and self._view and (self._urgent or not self._frozen)
-        )
 
     def _taken(self) -> Changes:
         """Return the changes until now, which belong to the reader from here on."""
@@ -238,9 +232,7 @@ def _post(to: _FedScreen | MessagePump, message: Message) -> None:
 
 
 def restricted(status: Status) -> str | None:
-    """Return the user who may only act on things of their own, or None; also None if an older daemon does not
-    say.
-    """
+    """Return the user who may only act on things of their own; None for one who may act on everything."""
     return None if status.caller.admin else status.caller.user
 
 

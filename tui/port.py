@@ -33,29 +33,17 @@ class AppPort(Protocol):
         """Whether the user may change what belongs to `owner`; the daemon has the last word."""
 
     def open_run(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
-        """Open the screen of a run.
-
-        others: runs whose curves are shown over its own.
-        tab: the title of the tab that is shown first.
-        """
+        """Open a tab of the screen of a run, the first one for "", with the curves of others over its own."""
 
     def narrow(self, filter_text: str) -> None:
         """Show the dashboard with the runs that match a filter."""
 
     def show_box(self, name: str, run: str = "") -> object:
-        """Show the dashboard of another box, once it answers. `here` and `local` are this machine.
-
-        Args:
-            run: A run of it that is opened.
-        """
+        """Show the dashboard of another box, once it answers, and a run; `here`, `local`: this machine."""
 
     def use_theme(self, name: str) -> None: ...
 
     def exit(self) -> None: ...
 
     def open(self, screen: str, about: str | None = None) -> None:
-        """Open one of the `SCREENS`.
-
-        Args:
-            about: The pool or the device that it shows, or the run with whose spec the form begins.
-        """
+        """Open one of the `SCREENS`. about: its pool or device, or the run with whose spec a form begins."""

@@ -1,6 +1,4 @@
-"""Keys of the spec as fields of a form, with choices, default and meaning,
-all taken from `lorad.spec.model`.
-"""
+"""Keys of the spec as fields of a form, with choices, default and meaning, all from `lorad.spec.model`."""
 
 import functools
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "resources": ("devices", "priority", "preemptible", "restart"),
 }
 # These keys stand in the YAML though they have their defaults: they say what a run is.
-TOLD = (
+ALWAYS_WRITTEN = (
     *("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "algorithm.group_size", "data.train"),
     *("data.prompts_per_step", "reward", "trainer.steps", "rollout.max_new_tokens"),
 )

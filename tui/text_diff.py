@@ -1,12 +1,12 @@
-"""Differences between two texts, by words or by lines, with Myers' shortest edit script (An O(ND) Difference
-Algorithm, 1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
+"""Differences between two texts by words, with Myers' shortest edit script (An O(ND) Difference Algorithm,
+1986). Texts with hardly anything in common count as replaced, so that hostile ones take no longer.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_EDITS = 600  # at most as many words or lines are taken away and put in, before all of it counts as replaced
+_EDITS = 600  # at most as many words are taken away and put in, before all of it counts as replaced
 SAME = "="
 GONE = "-"
 NEW = "+"
@@ -24,24 +24,11 @@ class _Passage(NamedTuple):
 
 
 def words(before: str, after: str) -> list[_Passage]:
-    """Return one text made of both: without what is NEW it is `before`,
-    without what is GONE it is `after`.
-    """
+    """Return both as one text: without what is NEW it is `before`, without what is GONE `after`."""
     old = _WORD.findall(before)
     new = _WORD.findall(after)
     return [
         _Passage(op, "".join((old if op == GONE else new)[start:end])) for op, start, end in _spans(old, new)
-    ]
-
-
-def lines(before: str, after: str) -> list[_Passage]:
-    """Return the same by lines: each piece is one line, without its end."""
-    old = before.splitlines()
-    new = after.splitlines()
-    return [
-        _Passage(op, line)
-        for op, start, end in _spans(old, new)
-        for line in (old if op == GONE else new)[start:end]
     ]
 
 

@@ -13,7 +13,7 @@ import msgspec
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import Config, config_of
 from lorad.box.paths import Home, default_home
-from lorad.client.boxes.hosts import HERE, Place, limits_of, read_hosts, there
+from lorad.client.boxes.hosts import HERE, Place, far_home, limits_of, read_hosts
 from lorad.client.client import Client
 from lorad.client.words import set_aside
 from lorad.errors import DaemonUnreachable, HostUnreachable, LoradError
@@ -31,7 +31,7 @@ _UNSEEN = 10.0  # seconds without anybody who looks, after which no box is asked
 
 @dataclass(frozen=True)
 class BoxState:
-    """What is known of a box.
+    """The last answers of a box.
 
     Attributes:
         state: `reachable`, `asked`, `late`, `no daemon` or `unreachable`.
@@ -66,7 +66,7 @@ def client_of(name: str) -> Client:
 
     ssh asks nobody for a password: the terminal belongs to the screens.
     """
-    return Client(Home(default_home()) if name in (HERE, LOCAL) else there(name, asks=False))
+    return Client(Home(default_home()) if name in (HERE, LOCAL) else far_home(name, asks=False))
 
 
 def settings_of(where: Place) -> Config:

@@ -1,6 +1,4 @@
-"""Lines of a spec as text: a sign before each that is not as in another spec, one for what is wrong, matches
-marked.
-"""
+"""Lines of a spec as text, with signs before those that differ from another spec or are wrong."""
 
 from collections.abc import Collection, Sequence
 

@@ -45,7 +45,7 @@ async def beat(swarm: Swarm, ranks: int) -> None:
     """Say what ranks would write, for ever."""
     while True:
         text = json.dumps({"time": time.time(), "work": "forward_backward", "since": time.monotonic()})
-        for agent in (agent for agent in swarm.agents.values() if not agent.over.done()):
+        for agent in (agent for agent in swarm.agents.values() if not agent.ending.done()):
             for rank in range(ranks):
                 said = Wrote(name="trainer", file=f"rank-{rank}.heartbeat", text=text)
                 with contextlib.suppress(AttributeError):  # nobody leads it yet

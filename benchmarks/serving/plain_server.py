@@ -80,7 +80,7 @@ async def without_lora(kind: str, work: Path, model: Path, context_length: int) 
         await process.start()
         while not await dialect.is_ready(http):
             if not process.is_alive:
-                raise RuntimeError(f"the server {await process.ended()}:\n{process.tail(40)}")
+                raise RuntimeError(f"the server {await process.ended()}:\n{process.output.tail(40)}")
             await asyncio.sleep(POLL_SECONDS)
         yield PlainServer(dialect, http)
     finally:

@@ -11,34 +11,15 @@ from lorad.client.client import Client
 from lorad.errors import SpecError
 from lorad.records.versions import ServedAlias
 
-_ALIASES = (
-    "alias",
-    "version",
-    table.Column("sha256", 3),
-    table.Column("attested", 1),
-    "state",
-    table.Column("by", 4),
-    table.Column("age", 2),
-)
-_TRAFFIC = (
-    *(
-        "alias",
-        "version",
-        "requests",
-        table.Column("failed", 1),
-        table.Column("in flight", 4),
-        table.Column("req/s", 2),
-    ),
-    *(table.Column("tok/s", 5), table.Column("first p50", 7), table.Column("p50", 3), table.Column("p95", 6)),
+_ALIASES = table.columns("alias, version, sha256 3, attested 1, state, by 4, age 2")
+_TRAFFIC = table.columns(
+    "alias, version, requests, failed 1, in flight 4, req/s 2, tok/s 5, first p50 7, p50 3, p95 6"
 )
 
 
 def aliases(
     alias: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ALIAS]", help="Its moves.", show_default=False, autocompletion=candidates.aliases
-        ),
+        str | None, typer.Argument(metavar="[ALIAS]", help="Its moves.", autocompletion=candidates.aliases)
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove this alias.")] = False,
     traffic: Annotated[
@@ -50,10 +31,8 @@ def aliases(
     client = Client()
     if remove:
         if alias is None:
-            raise SpecError(
-                "--remove needs the name of an alias",
-                hint="For example `lorad aliases support-bot --remove`.",
-            )
+            hint = "For example `lorad aliases support-bot --remove`."
+            raise SpecError("--remove needs the name of an alias", hint=hint)
         answer = client.remove_alias(alias)
         output.note_or_json(answer, f"Alias {alias} is removed.", as_json=as_json)
         return
@@ -61,10 +40,8 @@ def aliases(
         moves = client.alias_moves(alias)
         versions = ("(removed)" if m.version is None else f"{m.run}@{m.version}" for m in moves)
         moved = [(version, m.by, output.age(m.at)) for version, m in zip(versions, moves, strict=True)]
-        if as_json:
-            output.print_json(moves)
-        else:
-            output.print_table(("version", "by", "age"), moved, empty="No moves.")
+        heads = ("version", "by", "age")
+        output.table_or_json(moves, heads, moved, empty="No moves.", as_json=as_json)
         return
     served = [a for a in client.aliases() if alias in (None, a.alias)]
     if as_json:
@@ -98,21 +75,12 @@ def _traffic_row(alias: ServedAlias) -> tuple[str, ...]:
 
 def swap(
     alias: Annotated[
-        str,
-        typer.Argument(
-            metavar="ALIAS",
-            help="Made if there is none.",
-            show_default=False,
-            autocompletion=candidates.aliases,
-        ),
+        str, typer.Argument(metavar="ALIAS", help="Made if there is none.", autocompletion=candidates.aliases)
     ],
     version: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN@N]",
-            help="Or another alias, or a run.",
-            show_default=False,
-            autocompletion=candidates.versions,
+            metavar="[RUN@N]", help="Or another alias, or a run.", autocompletion=candidates.versions
         ),
     ] = None,
     rollback: Annotated[

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -16,56 +17,36 @@ from lorad.errors import Conflict
 from lorad.records.runs import Run
 from lorad.selection import Selection, seconds_in
 
-_ENDABLE = ("queued", "starting", "running", "stopping", "paused")
+_PAUSABLE = ("queued", "starting", "running")
+_ENDABLE = (*_PAUSABLE, "stopping", "paused")
 _FINISHES = "it finishes its step and writes a checkpoint"
 
 
 @chooses_runs
-def pause(
-    meant: Selection,
-    wait: Wait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def pause(meant: Selection, wait: Wait = False, yes: Yes = False, as_json: AsJson = False) -> None:
     """Finish the step, write a checkpoint, and keep the runs for `lorad resume`.
 
     Of several, named or found by globs and filters, it shows a list and asks first.
     """
-    client = Client()
-    verb = _verb("pause", client.pause, f"is pausing: {_FINISHES}", ("queued", "starting", "running"))
-    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+    _end(meant, Client.pause, f"is pausing: {_FINISHES}", _PAUSABLE, wait=wait, yes=yes, as_json=as_json)
 
 
 @chooses_runs
-def stop(
-    meant: Selection,
-    wait: Wait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def stop(meant: Selection, wait: Wait = False, yes: Yes = False, as_json: AsJson = False) -> None:
     """Finish the step, write a checkpoint, and end the runs (they can still be resumed).
 
     Of several, named or found by globs and filters, it shows a list and asks first: `lorad stop 'sweep-*'`.
     """
-    client = Client()
-    verb = _verb("stop", client.stop, f"is stopping: {_FINISHES}", _ENDABLE)
-    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+    _end(meant, Client.stop, f"is stopping: {_FINISHES}", _ENDABLE, wait=wait, yes=yes, as_json=as_json)
 
 
 @chooses_runs
-def kill(
-    meant: Selection,
-    wait: Wait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def kill(meant: Selection, wait: Wait = False, yes: Yes = False, as_json: AsJson = False) -> None:
     """End runs at once; a resume starts at the last checkpoint.
 
     Of several, named or found by globs and filters, it shows a list and asks first: `lorad kill --owner me`.
     """
-    client = Client()
-    verb = _verb("kill", client.kill, "is being killed", _ENDABLE)
-    _end(client, verb, meant, wait=wait, yes=yes, as_json=as_json)
+    _end(meant, Client.kill, "is being killed", _ENDABLE, wait=wait, yes=yes, as_json=as_json)
 
 
 @chooses_runs
@@ -77,12 +58,9 @@ def wait(
             "--metric",
             metavar="CONDITION",
             help="Until a step or an evaluation has this: 'eval>0.9', 'loss<0.1', 'step>=20'.",
-            show_default=False,
         ),
     ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="At most so long: 90s, 30m, 2h.", show_default=False)
-    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="At most so long: 90s, 30m, 2h.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait until runs are over, or until each has a figure; it prints a line for each when it is so.
@@ -108,32 +86,38 @@ def wait(
 
     has = f" has {expected} and" if expected else ""
     verb = many.BulkVerb("wait for", waited, lambda run: f"{run.name}{has} is {where(run)}.", "")
-    names = [run.name for run in many.chosen(client, meant, verb)]
-    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
+    names = [run.name for run in many.choose_runs(client, meant, verb)]
+    many.conclude(verb, many.do_each(verb, names, quiet=as_json), as_json=as_json)
 
 
-def _verb(name: str, does: Callable[[str], Run], stopping: str, states: Sequence[str]) -> many.BulkVerb:
-    """Make a verb that ends runs.
+def _end(
+    meant: Selection,
+    does: Callable[[Client, str], Run],
+    stopping: str,
+    states: Sequence[str],
+    *,
+    wait: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Ask the daemon to end runs, and with `wait` wait until they are over.
 
+    does: the method of the client, which is called as the command is.
     stopping: what a run is said to do until it is over.
-    states: the states of runs that it may be asked of.
+    states: the states of runs that can be ended so.
     """
 
     def says(run: Any) -> str:
         return f"{run.name} {stopping}." if run.state == "stopping" else many.state_in_words(run)
 
-    return many.BulkVerb(name, does, says, f"{name.capitalize()} {{}}?", lambda run: run.state in states)
-
-
-def _end(
-    client: Client, verb: many.BulkVerb, meant: Selection, *, wait: bool, yes: bool, as_json: bool
-) -> None:
-    """Ask the daemon, and with `wait` wait until the runs are over."""
+    client = Client()
+    asks = f"{does.__name__.capitalize()} {{}}?"
+    verb = many.BulkVerb(does.__name__, partial(does, client), says, asks, lambda run: run.state in states)
     if name := many.only_run(meant):
         from lorad.cli.follow import watched  # slow, and rarely needed
 
-        run = verb.does(name)
-        if wait and isinstance(run, Run) and run.state not in many.OVER:
+        run = does(client, name)
+        if wait and run.state not in many.OVER:
             if not as_json:
                 output.note(verb.says(run))
             over = watched(client, name, as_json=as_json, does="stops all the same")
@@ -141,21 +125,17 @@ def _end(
                 raise typer.Exit(130)
             run = over
         output.note_or_json(run, verb.says(run), as_json=as_json)
-        if getattr(run, "reason", None) not in many.GOOD:
+        if run.reason not in many.GOOD:
             raise typer.Exit(1)
         return
     outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=wait or as_json)
     if wait:
-        outcomes = many.awaited(client, verb, outcomes, quiet=as_json)
+        outcomes = many.await_runs(client, verb, outcomes, quiet=as_json)
     many.conclude(verb, outcomes, as_json=as_json)
 
 
 @chooses_runs
-def rm(
-    meant: Selection,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def rm(meant: Selection, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete runs with their versions, checkpoints, samples and logs.
 
     Of several, named or found by globs and filters, it shows a list first:

@@ -165,10 +165,8 @@ def install(
     write_unit(unit, force=force)
     if now:
         if not unit.is_reachable():
-            hint = (
-                "The unit is written. Where systemd runs: "
-                f"`{' && '.join(' '.join(c) for c in unit.next_commands)}`."
-            )
+            following = " && ".join(map(" ".join, unit.next_commands))
+            hint = f"The unit is written. Where systemd runs: `{following}`."
             raise Conflict("systemd does not run here, or cannot be asked from this session", hint=hint)
         client = Client(Home(unit.home))
         is_alive = False
@@ -183,13 +181,13 @@ def install(
     commands = [] if now else [" ".join(command) for command in unit.next_commands]
     if linger is False:
         commands.append(f"loginctl enable-linger {user}")
-    data = _Installed(str(unit.path), str(unit.home), unit.system, now, linger, commands)
     if as_json:
-        output.print_json(data)
+        about = {"unit": str(unit.path), "home": str(unit.home), "system": unit.system, "started": now}
+        output.print_json(about | {"linger": linger, "next": commands})
         return
     output.note(f"{unit.path} is written, for the home {unit.home}.")
-    if data.next:
-        output.note("Next: " + " && ".join(data.next))
+    if commands:
+        output.note("Next: " + " && ".join(commands))
 
 
 @app.command()
@@ -201,24 +199,8 @@ def uninstall(system: _ForAll = False, as_json: AsJson = False) -> None:
     remove_unit(unit)
     if unit.is_reachable():
         tell_systemd([*unit.systemctl, "daemon-reload"])
-    output.note_or_json(
-        {"removed": str(unit.path)}, f"{unit.path} is removed; runs continue.", as_json=as_json
-    )
-
-
-class _Installed(msgspec.Struct):
-    """The result of `lorad daemon install`.
-
-    linger: null where it does not matter.
-    next: commands that are still to be run.
-    """
-
-    unit: str
-    home: str
-    system: bool
-    started: bool
-    linger: bool | None
-    next: list[str]
+    text = f"{unit.path} is removed; runs continue."
+    output.note_or_json({"removed": str(unit.path)}, text, as_json=as_json)
 
 
 def _show(client: Client, as_json: bool) -> None:
@@ -227,9 +209,8 @@ def _show(client: Client, as_json: bool) -> None:
         output.print_json(data)
         return
     runs = ", ".join(f"{count} {state}" for state, count in data.runs.items() if count) or "no runs"
-    output.report(
-        f"The daemon (pid {data.pid}, version {data.version}) runs for {output.age(data.started_at)}: {runs}."
-    )
+    age = output.age(data.started_at)
+    output.report(f"The daemon (pid {data.pid}, version {data.version}) runs for {age}: {runs}.")
     output.report(f"Home: {data.home}")
     for trouble in data.troubles:
         output.report(f"Something keeps it from continuing; it tries again: {trouble}")
@@ -255,8 +236,7 @@ def _await_end(client: Client, pid: int) -> None:
         gone = select.poll()
         gone.register(process, select.POLLIN)
         if not gone.poll(10_000):
-            raise Conflict(
-                f"the daemon (pid {pid}) still works after 10 s", hint=f"Its log: {client.home.daemon_log}"
-            )
+            hint = f"Its log: {client.home.daemon_log}"
+            raise Conflict(f"the daemon (pid {pid}) still works after 10 s", hint=hint)
     finally:
         os.close(process)

@@ -16,11 +16,11 @@ import typer
 from lorad.alarms import Alarm, alarms
 from lorad.box.config import AlarmLimits, Config
 from lorad.box.paths import Home
-from lorad.cli.commands.pools import device_row, on_nodes, runs_in, strangers, versions_in
-from lorad.cli.options import AsJson
-from lorad.cli.output import NO_RUNS, duration, json_text, note, number, print_json, size
+from lorad.cli.commands.pools import device_row, first_few, strangers, versions_in
+from lorad.cli.options import AsJson, Watch
+from lorad.cli.output import NO_RUNS, duration, note, number, print_json, size
 from lorad.cli.streams import takes_all
-from lorad.cli.table import Column, Columns, folded_as_is, print_table, terminal_width
+from lorad.cli.table import Columns, columns, folded_as_is, print_table, terminal_width
 from lorad.client.boxes.hosts import limits_of
 from lorad.client.client import Client
 from lorad.client.columns import COLUMNS, has_losses, with_figures
@@ -38,20 +38,12 @@ _SPARK = 12  # steps whose rewards are drawn
 _SECONDS = 2  # between two looks
 _MOST = 50  # runs that ended, without a terminal that says how many fit
 _ORDER = ("running", "starting", "stopping", "queued", "paused", "ended")
-_RUNS = (
-    *(Column("name"), Column("state"), Column("step")),
-    *(Column("reward", 1), Column("tok/s", 3), Column("version", 5), Column("eval", 7)),
-    *(Column("owner", 8), Column("age", 9), Column("recent", 6), Column("why", 2, "cut")),
+_RUNS = columns(
+    "name, state, step, reward 1, tok/s 3, version 5, eval 7, owner 8, age 9, recent 6, why 2 cut"
 )
-_POOLS = (
-    *("pool", "state", Column("model", 4), Column("runs", 1), Column("phase", 6), Column("versions", 5)),
-    *(Column("sampled", 2), Column("trained", 3), Column("memory", 7), Column("idle", 8)),
-)
-_DEVICES = (
-    *("device", "used", Column("total", 3), "busy", Column("pool", 1), Column("user", 2)),
-    Column("others", kind="cut"),
-)
-_ALARMS = ("", "about", "alarm", Column("what", kind="cut"))
+_POOLS = columns("pool, state, model 4, runs 1, phase 6, versions 5, sampled 2, trained 3, memory 7, idle 8")
+_DEVICES = columns("device, used, total 3, busy, pool 1, user 2, others cut")
+_ALARMS = columns(", about, alarm, what cut")
 _SIGNS = {"bad": "!!", "look": "!"}
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?2026h\x1b[H\x1b[2J"  # the other screen of the terminal, empty, until DRAWN
 DRAWN = "\x1b[?2026l"
@@ -69,12 +61,7 @@ class _Look(msgspec.Struct, frozen=True):
     at: float
 
 
-def top(
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def top(watch: Watch = False, as_json: AsJson = False) -> None:
     """Show runs, pools, devices and alarms at a glance; with --watch --json one line of JSON each time.
 
     sampled, trained: tokens per second. An alarm with !! means that something is broken.
@@ -87,10 +74,7 @@ def top(
             _show(seen, watch)
         else:
             shown = {name: getattr(seen, name) for name in ("runs", "pools", "devices", "alarms", "at")}
-            if watch:
-                print(json_text(shown), flush=True)
-            else:
-                print_json(shown)
+            print_json(shown, in_line=watch)
         if not watch:
             return
         time.sleep(_SECONDS)
@@ -109,9 +93,7 @@ def _look(client: Client, limits: AlarmLimits) -> _Look:
 
 def _show(seen: _Look, watch: bool) -> None:
     width = terminal_width()
-    raised = [
-        (_SIGNS[alarm.level], alarm.subject or alarm.on, alarm.kind, alarm.says) for alarm in seen.alarms
-    ]
+    raised = [(_SIGNS[a.level], a.subject or a.on, a.kind, a.says) for a in seen.alarms]
     devices = []
     for device in seen.devices:  # with the figures of `lorad devices`
         name, _, *figures, _, _ = device_row(device)
@@ -121,8 +103,9 @@ def _show(seen: _Look, watch: bool) -> None:
         (
             pool.pool,
             pool.state,
-            (os.path.basename(pool.model) or pool.model) + (f" on {on_nodes(pool)}" if pool.nodes else ""),
-            runs_in(pool.tenants),
+            (os.path.basename(pool.model) or pool.model)
+            + (f" on {first_few(pool.nodes)}" if pool.nodes else ""),
+            first_few(pool.tenants),
             ", ".join(dict.fromkeys(run.phase for run in pool.runs if run.phase != "idle")) or "idle",
             versions_in(pool),
             number(pool.engine_tokens_per_second, 0),
@@ -138,7 +121,6 @@ def _show(seen: _Look, watch: bool) -> None:
         (_ALARMS, raised),
     ]
     names = with_figures([column.name for column in _RUNS], has_losses(seen.runs))
-    heads = [column._replace(name=name) for column, name in zip(_RUNS, names, strict=True)]
     cells = COLUMNS | {"recent": lambda run: sparkline(run.recent, _SPARK)}
     runs = [[cells[name](run) for name in names] for run in seen.runs]
     if width is not None:  # the runs that work, and as many more as fit into the terminal
@@ -152,13 +134,14 @@ def _show(seen: _Look, watch: bool) -> None:
     clock = time.strftime("%H:%M:%S", time.localtime(seen.at))
     print(*folded_as_is("  ".join(["lorad", clock, ", ".join(counts), *disk]), width or 1000), sep="\n")
     print()
+    heads = [column._replace(name=name) for column, name in zip(_RUNS, names, strict=True)]
     print_table(heads, runs, empty=NO_RUNS, single=True)
     if (more := sum(seen.status.runs.values()) - len(runs)) > 0 and runs:
         note(f"{more} more: `lorad list --all` shows every run.")
-    for columns, rows in below:
+    for head, rows in below:
         if rows:
             print()
-            print_table(columns, rows, empty="", single=True)
+            print_table(head, rows, empty="", single=True)
     sys.stdout.flush()
 
 

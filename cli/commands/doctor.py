@@ -19,11 +19,10 @@ from lorad.box.gpus import all_gpus, visible_gpus
 from lorad.box.paths import SOCKET_PATH_LIMIT, Home, default_home
 from lorad.box.tokens import tokens_trouble
 from lorad.children.interpreter import InterpreterFinding
-from lorad.cli.doctor.cluster import cluster_checks
+from lorad.cli.doctor.cluster import cluster_checks, ray_job_check
 from lorad.cli.doctor.database import database_checks, end_orphans, orphan_checks, orphan_in_words, repair
 from lorad.cli.doctor.engines import engine_checks, trainer_checks
 from lorad.cli.doctor.logout import logout_check, own_name
-from lorad.cli.doctor.ray_jobs import ray_job_check
 from lorad.cli.doctor.runtime import runtime_checks
 from lorad.cli.options import AsJson
 from lorad.cli.output import print_json, printable, report, size
@@ -53,9 +52,7 @@ def doctor(
     nodes: Annotated[
         int | None,
         typer.Option(
-            help="With --cluster: how many nodes; default: all of kind static, one of a Ray cluster.",
-            min=1,
-            show_default=False,
+            help="With --cluster: how many nodes; default: all of kind static, one of a Ray cluster.", min=1
         ),
     ] = None,
     mend: Annotated[
@@ -69,9 +66,8 @@ def doctor(
     """Say what is fine and what is not, and what to do about it. Exit 1 when something must be mended."""
     home = Home(default_home())
     if mend and home.shared_by is not None:
-        raise NotAllowed(
-            f"{home.root} belongs to user {home.shared_by}", hint="Its user, or root, repairs it."
-        )
+        hint = "Its user, or root, repairs it."
+        raise NotAllowed(f"{home.root} belongs to user {home.shared_by}", hint=hint)
     if mend:
         _show_repaired(repair(home), end_orphans(home), as_json)
         return
@@ -112,10 +108,8 @@ def _show_repaired(done: Repaired, ended: list[Orphan], as_json: bool) -> None:
 
 
 def _everything(home: Home) -> Iterator[InterpreterFinding]:
-    version = platform.python_version()
-    yield InterpreterFinding(
-        "python", sys.version_info >= (3, 11), version, "lorad needs Python 3.11 to 3.14."
-    )
+    hint = "lorad needs Python 3.11 to 3.14."
+    yield InterpreterFinding("python", sys.version_info >= (3, 11), platform.python_version(), hint)
     for package in ("torch", "transformers", "peft"):
         try:
             yield InterpreterFinding(package, True, importlib.metadata.version(package))
@@ -164,14 +158,11 @@ def _home_checks(home: Home) -> Iterator[InterpreterFinding]:
     hint = "Put LORAD_HOME on a local disk and bulk files elsewhere with `storage:` in config.yaml."
     yield InterpreterFinding("filesystem", local, kind, hint)
     free = shutil.disk_usage(existing).free
-    yield InterpreterFinding(
-        "disk", free > _MINIMUM_FREE, f"{size(free)} free", "Versions and checkpoints need space."
-    )
+    hint = "Versions and checkpoints need space."
+    yield InterpreterFinding("disk", free > _MINIMUM_FREE, f"{size(free)} free", hint)
     length = len(os.fsencode(home.root / "lorad.sock"))
-    aside = (
-        "" if length <= SOCKET_PATH_LIMIT else f" ({length} bytes are too many for a socket; side-stepped)"
-    )
-    yield InterpreterFinding("socket", True, f"{home.socket}{aside}")
+    aside = f" ({length} bytes are too many for a socket; side-stepped)"
+    yield InterpreterFinding("socket", True, f"{home.socket}{aside * (length > SOCKET_PATH_LIMIT)}")
 
 
 def _config(home: Home) -> Iterator[InterpreterFinding]:
@@ -184,9 +175,8 @@ def _config(home: Home) -> Iterator[InterpreterFinding]:
         return
     yield from ray_job_check(settings)
     if trouble := tokens_trouble(settings.gateway):
-        yield InterpreterFinding(
-            "gateway", False, trouble, "`lorad daemon status` shows it as well; no restart is needed."
-        )
+        hint = "`lorad daemon status` shows it as well; no restart is needed."
+        yield InterpreterFinding("gateway", False, trouble, hint)
 
 
 def _daemon(home: Home) -> Iterator[InterpreterFinding]:
@@ -198,11 +188,8 @@ def _daemon(home: Home) -> Iterator[InterpreterFinding]:
     schema = status.database.schema
     yield InterpreterFinding("daemon", True, f"pid {status.pid}, version {status.version}, schema {schema}")
     if (forecasts := status.forecasts).off is not None:
-        counted = f"{forecasts.count} of the last {forecasts.days} days"
-        yield InterpreterFinding(
-            "forecasts", True, f"{counted}, off by {forecasts.off:.0%} of the wait (median)"
-        )
-    for trouble in status.troubles:
-        yield InterpreterFinding(
-            "trouble", False, trouble, "The daemon tries again every few seconds; everything else continues."
-        )
+        off = f"off by {forecasts.off:.0%} of the wait (median)"
+        detail = f"{forecasts.count} of the last {forecasts.days} days, {off}"
+        yield InterpreterFinding("forecasts", True, detail)
+    hint = "The daemon tries again every few seconds; everything else continues."
+    yield from (InterpreterFinding("trouble", False, trouble, hint) for trouble in status.troubles)

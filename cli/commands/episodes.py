@@ -18,9 +18,8 @@ from lorad.cli.commands.samples import whole
 from lorad.cli.options import AsJson, Run, Silent, Spec
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.evaluate import Grading, graded
-from lorad.client.overrides import from_here
-from lorad.client.spec_file import read_spec
+from lorad.client.evaluate import Graded, Grading, ask_evaluation
+from lorad.client.overrides import from_here, read_spec
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.host import EnvironmentHost
 from lorad.envs.programs import is_program
@@ -35,16 +34,9 @@ from lorad.text import question
 _EPISODES = 10_000  # of a step, at most
 _ROWS = 4  # that are tried where none are counted
 _MOST_BYTES = 64 << 20  # of lines that are graded
-_GRADED = (
-    *("sample", "reward", table.Column("rewards", kind="fold"), table.Column("prompt", kind="cut")),
-    *(table.Column("answer", kind="cut"), table.Column("completion", kind="cut")),
-    table.Column("error", kind="fold"),
-)
-_TRIED = (
-    *("sample", "end", table.Column("turns", 3), "reward", table.Column("tokens", 2)),
-    *(table.Column("seconds_env", 3), "again", table.Column("error", kind="fold")),
-)
-_COLUMNS = ("prompt_id", "index", "turn", table.Column("differs", kind="fold"))
+_GRADED = table.columns("sample, reward, rewards fold, prompt cut, answer cut, completion cut, error fold")
+_TRIED = table.columns("sample, end, turns 3, reward, tokens 2, seconds_env 3, again, error fold")
+_COLUMNS = table.columns("prompt_id, index, turn, differs fold")
 
 
 def try_(
@@ -95,7 +87,7 @@ def try_(
         raise SpecError("only samples of a run are of steps", key="--step", hint="Write --rewards RUN.")
     if rewards is not None:
         plain = msgspec.to_builtins(load_spec(text, source=source, overrides=changed))
-        lines = _lines(spec, rewards)
+        lines = _read_lines(spec, rewards)
         if Path(rewards).is_file():
             hint = f"A file's lines come from stdin: `--rewards - < {rewards}`."
             raise SpecError(f"{rewards} is a file, not a run", key="--rewards", hint=hint)
@@ -104,10 +96,10 @@ def try_(
     env = load_task(text, source=source, overrides=changed).env
     client = launch.connected()
     events = client.trial(text, source=source, cwd=str(cwd), overrides=changed, n=n or _ROWS)
-    samples, seconds = _followed(events, quiet=quiet)
+    samples, seconds = _follow(events, quiet=quiet)
     is_here = isinstance(client.where, Home)  # else environment and its files are on another box
     is_replayable = is_here and env.name is not None and not is_program(env, cwd)
-    differing = _compared(env, cwd, samples) if is_replayable else []
+    differing = _replay(env, cwd, samples) if is_replayable else []
     if as_json:
         output.print_json({"samples": samples, "seconds": seconds, "differences": differing})
     else:
@@ -118,14 +110,13 @@ def try_(
     raise typer.Exit(1 if differing or failed else 0)
 
 
-def _lines(spec: str, rewards: str) -> str:
+def _read_lines(spec: str, rewards: str) -> str:
     """Read the lines that are graded; "" where a run has samples instead. Raises SpecError."""
     if rewards != "-":
         return ""
     if spec == "-":
-        raise SpecError(
-            "the spec came from stdin already", key="--rewards", hint="Name the file of the spec."
-        )
+        hint = "Name the file of the spec."
+        raise SpecError("the spec came from stdin already", key="--rewards", hint=hint)
     data = sys.stdin.buffer.read(_MOST_BYTES + 1)
     try:
         text = data.decode()
@@ -140,7 +131,7 @@ def _lines(spec: str, rewards: str) -> str:
 
 def _grade(grading: Grading, as_json: bool) -> NoReturn:
     """Print the completions with their rewards. The exit code is 1 where one has none."""
-    samples = graded(grading)
+    samples = ask_evaluation(Client(), grading, Graded).samples
     if as_json:
         output.print_json({"samples": samples})
     else:
@@ -159,7 +150,7 @@ def _grade(grading: Grading, as_json: bool) -> NoReturn:
     raise typer.Exit(1 if failed else 0)
 
 
-def _followed(events: Iterator[TrialEvent], *, quiet: bool) -> tuple[list[Sample], float]:
+def _follow(events: Iterator[TrialEvent], *, quiet: bool) -> tuple[list[Sample], float]:
     """Show how far a trial is, unless `quiet`; returns its samples, and the seconds that they took."""
     is_seen = sys.stderr.isatty() and not quiet
     samples = list[Sample]()
@@ -179,7 +170,7 @@ def _followed(events: Iterator[TrialEvent], *, quiet: bool) -> tuple[list[Sample
     return samples, 0.0
 
 
-def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _replay(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Play what was played to fresh environments; returns where they answer otherwise, or begin so."""
     played = [sample for sample in samples if sample.task is not None and sample.turns]
     output.note(f"{len(played)} episodes are played again")
@@ -201,7 +192,6 @@ def _compared(env: EnvSpec, cwd: Path, samples: Sequence[Sample]) -> list[dict[s
 def _print_tried(
     samples: Sequence[Sample], seconds: float, differing: Sequence[dict[str, Any]], *, compared: bool
 ) -> None:
-    """Print each sample in full, then all of them as a table."""
     differ = {(difference["prompt_id"], difference["index"]): difference for difference in differing}
     rows = []
     for place, sample in enumerate(samples, 1):

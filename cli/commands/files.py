@@ -5,23 +5,20 @@ from typing import Annotated
 import typer
 
 from lorad.cli.options import AsJson, Run
-from lorad.cli.output import age, note, print_json, print_table, printable, size
-from lorad.cli.table import Column
+from lorad.cli.output import age, note, print_json, print_table, printable, size, table_or_json
+from lorad.cli.table import columns
 from lorad.client.client import Client
 
-_CHECKPOINTS = ("step", "version", Column("size", 1), Column("age", 2), Column("path", kind="whole"))
-_DELETED = ("run", "size", Column("why", kind="fold"), Column("path", kind="whole"))
+_CHECKPOINTS = columns("step, version, size 1, age 2, path whole")
+_DELETED = columns("run, size, why fold, path whole")
 _VERIFY_SECONDS = 24 * 3600.0
 
 
 def checkpoints(run: Run, as_json: AsJson = False) -> None:
     """List checkpoints, oldest first."""
     saved = Client().checkpoints(run)
-    if as_json:
-        print_json(saved)
-        return
-    rows = [(c.step, f"@{c.version}", size(c.bytes), age(c.created_at), c.path) for c in saved]
-    print_table(_CHECKPOINTS, rows, empty="No checkpoints yet.")
+    rows = ((c.step, f"@{c.version}", size(c.bytes), age(c.created_at), c.path) for c in saved)
+    table_or_json(saved, _CHECKPOINTS, rows, empty="No checkpoints yet.", as_json=as_json)
 
 
 def verify(run: Run, as_json: AsJson = False) -> None:

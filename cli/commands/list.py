@@ -3,37 +3,30 @@
 import os
 import time
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from msgspec.structs import replace
 
 from lorad.cli import candidates, output
 from lorad.cli.listing import OF_QUEUE, USUAL, show
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Watch
 from lorad.cli.selecting import chooses_runs
 from lorad.client.boxes.hosts import ALL, HOST
 from lorad.client.client import Client
-from lorad.client.columns import FILLED, costs_of, devices_of, filled, groups_of, keys_of
+from lorad.client.columns import COLUMNS, FILLED, devices_of, filled, groups_of
 from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.selection import Selection, in_commas
 
-_SHOWN = 50  # of those that ended; whatever works or waits is shown in any case
-
-
-class _GroupBy(StrEnum):
-    """What folds runs into one row."""
-
-    SWEEP = "sweep"
+_SHOWN = 50  # runs that ended; whatever works or waits is shown in any case
 
 
 class _Listing(NamedTuple):
     """What to list.
 
-    limit: how many were asked for; None: lorad's choice.
-    queue: only those that wait for their start.
+    limit: how many runs were asked for; None leaves the choice to lorad.
+    queue: whether only runs that wait for their start are listed.
     """
 
     selection: Selection
@@ -55,7 +48,6 @@ def list_(
             "--columns",
             "-c",
             help="With commas: name,reward, keys of the spec (trainer.lr), metrics of the last step (kl).",
-            show_default=False,
             autocompletion=candidates.columns,
         ),
     ] = None,
@@ -63,32 +55,25 @@ def list_(
         list[str] | None,
         typer.Option(
             help="By these columns, with commas; -reward: the largest first.",
-            show_default=False,
             autocompletion=candidates.columns,
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="At most so many runs.", min=1, show_default=False)
-    ] = None,
-    group: Annotated[
-        _GroupBy | None, typer.Option(help="One row for the runs of a sweep.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="At most so many runs.", min=1)] = None,
+    group: Annotated[Literal["sweep"] | None, typer.Option(help="One row for the runs of a sweep.")] = None,
     tags: Annotated[
         bool, typer.Option("--tags", help="Show tags and notes in place of why runs wait.")
     ] = False,
     queue: Annotated[
         bool, typer.Option("--queue", "-q", help="Runs that wait for their start, in the order of the queue.")
     ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
-    ] = False,
+    watch: Watch = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first, and why they wait: the last day's, or with names, globs and filters among
     all.
     """
     shown = in_commas(columns) or ([*USUAL[:-1], "tags", "note"] if tags else [])
-    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is _GroupBy.SWEEP, queue)
+    listing = _Listing(meant, everything, shown, in_commas(sort), limit, group is not None, queue)
     clear = "\x1b[H\x1b[2J" if watch and not as_json else ""
     list_once = _list_all_boxes if os.environ.get(HOST) == ALL else _list_home
     while True:
@@ -99,7 +84,10 @@ def list_(
 
 
 def _list_home(listing: _Listing, clear: str, *, as_json: bool) -> None:
-    """List the runs of one home, and its troubles. clear: what empties the screen."""
+    """List the runs of one home, and its troubles.
+
+    clear: the escape sequence that empties the screen.
+    """
     client = Client()
     runs, more = _read(client, listing, whole=as_json)
     print(clear, end="")
@@ -114,9 +102,9 @@ def _list_home(listing: _Listing, clear: str, *, as_json: bool) -> None:
 
 
 def _list_all_boxes(listing: _Listing, clear: str, *, as_json: bool) -> None:
-    """List the runs of all boxes, box after box, each as BOX/RUN; of a box without an answer say why.
+    """List the runs of all boxes, each as BOX/RUN, and say why a box does not answer.
 
-    Raises the error of the first one where none answers.
+    Raises the error of the first box where none answers.
     """
     from lorad.cli.commands.machine.boxes import of_all_boxes
 
@@ -136,14 +124,15 @@ def _list_all_boxes(listing: _Listing, clear: str, *, as_json: bool) -> None:
 
 
 def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run], int]:
-    """Read what to list, and how many runs were left out of it: -1 for some. whole: without a usual limit."""
+    """Read what to list, and how many runs were left out of it: -1 for some.
+
+    whole: whether the usual limit does not count.
+    """
+    keys = [name for name in listing.columns if name not in COLUMNS]  # the daemon has to be asked for these
     if listing.queue:  # the runs that wait, in the order of the queue unless another one was asked for
-        keys = keys_of(listing.columns)
         waiting = client.select(replace(listing.selection, state=["queued"]), keys=keys, sort=listing.sort)
         if not listing.sort:
-            waiting.sort(
-                key=lambda run: (run.queue is None, run.queue.place if run.queue else run.created_at)
-            )
+            waiting.sort(key=lambda run: (0, run.queue.place) if run.queue else (1, run.created_at))
         complete = _filled(client, waiting[: listing.limit], listing.columns)
         return complete, -1 if listing.limit and len(waiting) > listing.limit else 0
     usual = 0 if listing.everything or whole or listing.fold else _SHOWN
@@ -156,7 +145,7 @@ def _read(client: Client, listing: _Listing, *, whole: bool) -> tuple[list[Run],
     runs = client.select(
         listing.selection,
         recent=listing.selection.is_everything and not listing.everything,
-        keys=keys_of(listing.columns),
+        keys=keys,
         sort=listing.sort,
         limit=limit and limit + 1,
     )
@@ -170,7 +159,8 @@ def _filled(client: Client, runs: list[Run], columns: Sequence[str]) -> list[Run
     if not set(FILLED) & {*columns}:
         return runs
     devices = devices_of(client.pools()) if "device" in columns else {}
-    costs = costs_of(client.bill()) if "cost" in columns else {}
+    rows = client.bill().rows if "cost" in columns else []
+    costs = {row.key: row.cost for row in rows if row.cost is not None}
     return [filled(run, devices, costs) for run in runs]
 
 

@@ -29,23 +29,18 @@ _Read = Callable[[int], LogPart]  # from an offset
 
 def logs(
     run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]", help="A run's name.", show_default=False, autocompletion=candidates.runs
-        ),
+        str | None, typer.Argument(metavar="[RUN]", help="A run's name.", autocompletion=candidates.runs)
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the log until the run is over or Ctrl-C.")
     ] = False,
     lines: Annotated[
-        int | None,
-        typer.Option("--lines", "-n", help="Only the last so many lines.", min=0, show_default=False),
+        int | None, typer.Option("--lines", "-n", help="Only the last so many lines.", min=0)
     ] = None,
     of: Annotated[
         str | None,
         typer.Option(
             help="driver (the default), pool, trainer, engine, engine-1 of a run; or daemon or gateway.",
-            show_default=False,
             autocompletion=candidates.words("driver", "pool", "trainer", "engine", "daemon", "gateway"),
         ),
     ] = None,
@@ -53,31 +48,25 @@ def logs(
         bool, typer.Option("--all", "-a", help="All processes of the run, each line with its process.")
     ] = False,
     attempt: Annotated[
-        int | None,
-        typer.Option(help="Of this attempt of the driver; default: the newest.", min=1, show_default=False),
+        int | None, typer.Option(help="Of this attempt of the driver; default: the newest.", min=1)
     ] = None,
     node: Annotated[
-        str | None,
-        typer.Option(help="Only what the processes on this node of a cluster print.", show_default=False),
+        str | None, typer.Option(help="Only what the processes on this node of a cluster print.")
     ] = None,
     grep: Annotated[
         str | None,
         typer.Option(
-            help="Lines with these words, in any case: 'nan', '\"out of memory\"', 'warning !resource'.",
-            show_default=False,
+            help="Lines with these words, in any case: 'nan', '\"out of memory\"', 'warning !resource'."
         ),
     ] = None,
     level: Annotated[
         str | None,
         typer.Option(
             help="Lines of this level or a worse one: warning, error; with their tracebacks.",
-            show_default=False,
             autocompletion=candidates.words(*LEVELS),
         ),
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Lines written at most so long ago: 10m, 2h.", show_default=False)
-    ] = None,
+    since: Annotated[str | None, typer.Option(help="Lines written at most so long ago: 10m, 2h.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the end of a log; -f follows it. `lorad logs --of daemon` and `--of gateway` need no run.
@@ -142,7 +131,7 @@ class _Log:
     def __init__(self, read: _Read, sought: Wish) -> None:
         self.part = LogPart("")
         self.sieve = Sieve(sought)
-        self._read = read
+        self.read = read
         self._sought = sought
         self._first: deque[str] = deque()
         self._rest = ""
@@ -150,10 +139,10 @@ class _Log:
     def begin(self, lines: int | None, *, follow: bool) -> None:
         """Read the end of the log, or all of it, in parts, where lines of it are asked for."""
         if not self._sought:
-            self.part = _end(self._read, lines)
+            self.part = _end(self.read, lines)
             return
         characters = 0
-        self.part = self._read(0)
+        self.part = self.read(0)
         end = self.part.size
         while True:
             is_end = self.part.offset >= end or not self.part.text
@@ -166,7 +155,7 @@ class _Log:
             if is_end:
                 self.part = LogPart("", self.part.offset, self.part.size)
                 return
-            self.part = self._read(self.part.offset)
+            self.part = self.read(self.part.offset)
 
     def whole(self) -> LogPart:
         """Return what was read at first, without the lines that are not asked for."""
@@ -174,11 +163,8 @@ class _Log:
             return self.part
         return LogPart("".join(f"{line}\n" for line in self._first), self.part.offset, self.part.size)
 
-    def advance(self) -> None:
-        self.part = self._read(self.part.offset)
-
     def lines(self, *, last: bool) -> Iterator[str]:
-        """Yield what came since the last time. last: also a line without its end."""
+        """Yield what came since the last time, with `last` also a line without its end."""
         while self._first:
             yield self._first.popleft()
         yield from self._came(last=last)
@@ -200,10 +186,7 @@ def _by_lines(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print the lines of one log, or of all logs of a run, and with `follow` new lines as they are written.
-
-    of: which log; None for all of the run.
-    """
+    """Print the lines of one log, or of all of a run, and with `follow` new ones as they are written."""
     logs: dict[str, _Log] = {}
 
     def meet(lines: int | None) -> None:
@@ -232,7 +215,7 @@ def _by_lines(
             break
         time.sleep(0 if came else _PERIOD)
         for log in logs.values():
-            log.advance()
+            log.part = log.read(log.part.offset)
         meet(None)  # a pool that came up meanwhile
     if sought.words and not count:
         output.note("No line fits. --grep looks for words as they stand, not for an expression.")

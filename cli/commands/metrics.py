@@ -14,14 +14,13 @@ from lorad.errors import SpecError
 from lorad.records.metrics import metric_of
 
 _ABOUT = ("step", "attempt", "at", "version")
-_PAGE = 10000  # steps of one answer
 _Row = dict[str, Any]
 
 
 def metrics(
     run: Run,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all of them as CSV.")] = False,
-    parquet: Annotated[Path | None, typer.Option(help="Write them to this file.", show_default=False)] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write them to this file.")] = None,
     long: Annotated[bool, typer.Option("--long", help="One row a metric instead of one a step.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -30,14 +29,13 @@ def metrics(
     One row a step, with the evaluation at that step as `eval`, and `eval/NAME` of a set; steps that a resume
     took back are left out. A metric that was not measured is empty, one that was not finite is nan.
     """
+    from lorad.api.waiting import pages
+
     client = Client()
     by_step: dict[int, _Row] = {}
-    after = 0
-    while page := client.steps(run, after=after, limit=_PAGE):
-        for step in page:
-            values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
-            by_step[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
-        after = page[-1].step
+    for step in pages(client, run):
+        values = {name: float("nan") if value is None else value for name, value in step.metrics.items()}
+        by_step[step.step] = {key: getattr(step, key) for key in _ABOUT} | values
     for evaluation in client.evals(run):
         row = by_step.setdefault(evaluation.step, {key: getattr(evaluation, key) for key in _ABOUT})
         row |= {name: v for name, v in evaluation.figures.items() if name.startswith("eval")}
@@ -72,15 +70,13 @@ def metrics(
 def log_metrics(
     run: Run,
     place: Annotated[
-        str | None,
-        typer.Argument(metavar="[PLACE]", help="A directory, or MLflow's URI.", show_default=False),
+        str | None, typer.Argument(metavar="[PLACE]", help="A directory, or MLflow's URI.")
     ] = None,
     to: Annotated[
         str, typer.Option("--to", help="tensorboard, wandb, mlflow, or a plug-in.", show_default=False)
     ] = "tensorboard",
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logger.", show_default=False),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logger.")
     ] = None,
 ) -> None:
     """Write all figures of a run to a logger, also when it ended long ago.
@@ -113,18 +109,9 @@ def _print_summary(rows: list[_Row]) -> None:
     cells = []
     for name in _columns(rows)[len(_ABOUT) :]:
         values = [row[name] for row in rows if name in row and row[name] == row[name]]
-        ends = (
-            [f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values))] if values else []
-        )
+        ends = (values[0], values[-1], min(values), max(values)) if values else ()
         metric = metric_of(name)
-        cells.append([name, str(len(values)), *(ends or [""] * 4), "" if metric is None else metric.title])
-    columns = (
-        "metric",
-        table.Column("steps", 2),
-        "first",
-        "last",
-        table.Column("min", 1),
-        table.Column("max", 1),
-        table.Column("what it is", 3),
-    )
+        figures = [f"{value:.4g}" for value in ends] or [""] * 4
+        cells.append([name, str(len(values)), *figures, "" if metric is None else metric.title])
+    columns = table.columns("metric, steps 2, first, last, min 1, max 1, what it is 3")
     output.print_table(columns, cells, empty="Nothing was measured yet.")

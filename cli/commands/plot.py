@@ -6,9 +6,8 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,14 +37,6 @@ _ALL = 1 << 60  # steps: none is left out
 _BY = {"step": "by step", "tokens": "by tokens sampled", "time": "by time"}
 
 
-class Axis(StrEnum):
-    """What x is."""
-
-    STEP = "step"
-    TOKENS = "tokens"
-    TIME = "time"
-
-
 @chooses_runs
 def plot_(
     meant: Selection,
@@ -56,13 +47,13 @@ def plot_(
             "-m",
             help="Any metric of a step, or eval; several times for several charts. Default: reward, and loss "
             "of runs that have none.",
-            show_default=False,
             autocompletion=candidates.metrics,
         ),
     ] = None,
     x: Annotated[
-        Axis, typer.Option("--x", help="Steps, tokens sampled until then, or time since the run began.")
-    ] = Axis.STEP,
+        Literal["step", "tokens", "time"],
+        typer.Option("--x", help="Steps, tokens sampled until then, or time since the run began."),
+    ] = "step",
     smooth: Annotated[
         float, typer.Option(help="Weight of the moving average, as TensorBoard has it.", min=0.0, max=0.999)
     ] = 0.0,
@@ -71,10 +62,7 @@ def plot_(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out",
-            "-o",
-            help="Write a file instead: .svg, .csv, or .png, which wants matplotlib.",
-            show_default=False,
+            "--out", "-o", help="Write a file instead: .svg, .csv, or .png, which wants matplotlib."
         ),
     ] = None,
     histogram: Annotated[
@@ -82,8 +70,7 @@ def plot_(
         typer.Option("--histogram", help="Not curves, but how an amount of the samples of a step is spread."),
     ] = False,
     step: Annotated[
-        int | None,
-        typer.Option(help="With --histogram: of this step. Default: the last.", show_default=False),
+        int | None, typer.Option(help="With --histogram: of this step. Default: the last.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +80,7 @@ def plot_(
     component of the reward, such as reward/judge; by default reward and length. All runs are counted in the
     same ranges, and bars are shares of the samples of their run.
     """
-    look = CurveLook(smooth, log, spikes=True, x=x.value, best=best)
+    look = CurveLook(smooth, log, spikes=True, x=x, best=best)
     if histogram and look != CurveLook(0.0, spikes=True, best=False):
         raise SpecError("--x, --smooth, --log and --best are of curves", hint="--histogram draws none.")
     if step is not None and not histogram:
@@ -104,13 +91,12 @@ def plot_(
         refuse(out)
     only_run(meant)
     client = Client()
+    runs = _chosen(client, meant)
     if histogram:
-        _histograms(
-            client, _chosen(client, meant), metric or ["reward", "length"], step, out, as_json=as_json
-        )
+        _histograms(client, runs, metric or ["reward", "length"], step, out, as_json=as_json)
         return
     is_whole = as_json or (out is not None and out.lower().endswith(".csv"))
-    tracks = tracks_of(client, _chosen(client, meant), whole=is_whole)
+    tracks = tracks_of(client, runs, whole=is_whole)
     metrics = list(dict.fromkeys(metric or [usual_metric(tracks)]))
     _refuse_missing(tracks, metrics)
     if as_json:
@@ -126,13 +112,7 @@ def plot_(
 
 
 def _histograms(
-    client: Client,
-    runs: Sequence[Run],
-    metrics: Sequence[str],
-    step: int | None,
-    out: str | None,
-    *,
-    as_json: bool,
+    client: Client, runs: list[Run], metrics: list[str], step: int | None, out: str | None, *, as_json: bool
 ) -> None:
     """Count samples of a step of each run, and print or write what `plot --histogram` shows.
 
@@ -161,9 +141,8 @@ def _histograms(
         if not any(spread.counted for spread in counted):
             components = sorted({name for rows in samples.values() for row in rows for name in row.rewards})
             names = ", ".join(f"reward/{name}" for name in components)
-            raise NotFound(
-                f"no sample of {', '.join(samples)} has a {metric}", hint=names and f"There are: {names}."
-            )
+            hint = names and f"There are: {names}."
+            raise NotFound(f"no sample of {', '.join(samples)} has a {metric}", hint=hint)
     if as_json:
         output.print_json([spread for counted in charts.values() for spread in counted])
     elif out is not None:
@@ -184,14 +163,13 @@ def _bars(counted: Sequence[AmountSpread], width: int) -> list[str]:
     for place, spread in enumerate(counted):
         mean = "" if spread.mean is None else f", mean {round(spread.mean, 9) + 0.0:.4g}"
         without = spread.samples - spread.counted
-        words = (
-            f"{spread.samples} samples of step {spread.step}{mean}{f', {without} without' if without else ''}"
-        )
+        words = f"{spread.samples} samples of step {spread.step}{mean}"
+        words += f", {without} without" if without else ""
         run = output.printable(spread.run)
-        head = (
-            f"{run}: {title_of(spread.metric)}, {words}" if is_alone else f"{LETTERS[place]} {run}: {words}"
-        )
-        heads.append(head if is_alone else table.styled(head, _color(f"run{place}")))
+        if is_alone:
+            heads.append(f"{run}: {title_of(spread.metric)}, {words}")
+        else:
+            heads.append(table.styled(f"{LETTERS[place]} {run}: {words}", _color(f"run{place}")))
     ranges = [
         f"{part.low:.6g}" if part.low == part.high else f"{part.low:.6g} to {part.high:.6g}"
         for part in counted[0].bins
@@ -276,9 +254,7 @@ def usual_metric(tracks: Mapping[str, Track]) -> str:
 
 
 def _refuse_missing(tracks: Mapping[str, Track], metrics: Sequence[str]) -> None:
-    """Raise NotFound for a metric that none of the runs has, with those that there are; say which run lacks
-    one.
-    """
+    """Raise NotFound for a metric that none of the runs has; note which runs lack one."""
     begun = {name: track for name, track in tracks.items() if track.steps}
     for metric in metrics:
         without = [name for name, track in begun.items() if not _has(track, metric) and metric != "eval"]
@@ -313,9 +289,7 @@ def _rows(metric: str, tracks: Mapping[str, Track], look: CurveLook) -> list[dic
 
 # -- in the terminal -----------------------------------------------------------------------------------------
 def _text(metrics: Sequence[str], tracks: Mapping[str, Track], look: CurveLook) -> str:
-    """Draw the charts of the TUI's curves, as wide as the terminal, with a legend where there are several
-    runs.
-    """
+    """Draw the charts of the TUI as wide as the terminal, with a legend for several runs."""
     from lorad.tui.curves.axes import short, x_text
     from lorad.tui.curves.drawing import BEST, dashes, draw
 

@@ -4,13 +4,12 @@ import re
 import sys
 import time
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from lorad.cli import candidates, output, table
-from lorad.cli.options import AsJson
+from lorad.cli.options import AsJson, Watch
 from lorad.client import launch, words
 from lorad.client.client import Client
 from lorad.errors import SpecError
@@ -20,61 +19,14 @@ from lorad.records.pools import Pool, PoolEngine
 from lorad.records.requests import ReserveRequest
 from lorad.selection import seconds_in
 
-
-class By(StrEnum):
-    """What the lines of a bill are of."""
-
-    RUN = "run"
-    USER = "user"
-    SWEEP = "sweep"
-    ALIAS = "alias"
-    POOL = "pool"
-    DAY = "day"
-
-
 pools_app = typer.Typer(add_completion=False)
 devices_app = typer.Typer(add_completion=False)
 
-_POOLS = (
-    *(
-        "pool",
-        "state",
-        table.Column("model", 3),
-        table.Column("device", 4),
-        table.Column("threads", 8),
-        table.Column("runs", 1),
-    ),
-    *(table.Column("versions", 5), table.Column("memory", 6), table.Column("idle", 7)),
-)
+_POOLS = table.columns("pool, state, model 3, device 4, threads 8, runs 1, versions 5, memory 6, idle 7")
 _SHOWN = 3  # names of runs in a row
-_ENGINES = (
-    *(
-        "pool",
-        "engine",
-        table.Column("mode", 3),
-        "state",
-        table.Column("busy", 1),
-        table.Column("slots", 4),
-        table.Column("hits", 5),
-    ),
-    table.Column("tok/s", 2),
-)
-_DEVICES = (
-    *(
-        "device",
-        table.Column("name", 3),
-        "used",
-        table.Column("total", 1),
-        table.Column("busy", 2),
-        table.Column("pool", 4),
-    ),
-    *(table.Column("user", 5), table.Column("since", 6), table.Column("why", kind="fold")),
-)
-
-_NODES = (
-    *("node", "state", "devices", "free", table.Column("agents", 1), table.Column("seen", 3)),
-    *(table.Column("bases", 2, kind="cut"), table.Column("last word", kind="fold")),
-)
+_ENGINES = table.columns("pool, engine, mode 3, state, busy 1, slots 4, hits 5, tok/s 2")
+_DEVICES = table.columns("device, name 3, used, total 1, busy 2, pool 4, user 5, since 6, why fold")
+_NODES = table.columns("node, state, devices, free, agents 1, seen 3, bases 2 cut, last word fold")
 _LOOK_SECONDS = 2  # between two looks
 _NO_NODES = "No nodes: config.yaml has no cluster, or no pool had one yet (docs/cluster.md)."
 
@@ -100,9 +52,9 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
             row.pool,
             row.state,
             row.model,
-            on_nodes(row) or runs_in(row.devices) or row.device,
+            first_few(row.nodes) or first_few(row.devices) or row.device,
             row.threads,
-            runs_in(row.tenants),
+            first_few(row.tenants),
             versions_in(row),
             output.size(row.memory_bytes),
             output.duration(row.idle_seconds),
@@ -126,10 +78,7 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
 @pools_app.command()
 def stop(
     pool: Annotated[
-        str,
-        typer.Argument(
-            metavar="POOL", help="A pool's name.", show_default=False, autocompletion=candidates.pools
-        ),
+        str, typer.Argument(metavar="POOL", help="A pool's name.", autocompletion=candidates.pools)
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Also while runs are at work in it: they end, and can be resumed.")
@@ -148,13 +97,8 @@ def stop(
     output.note_or_json(row, f"Pool {pool} {says}.", as_json=as_json)
 
 
-def on_nodes(pool: Pool) -> str:
-    """Name the nodes of a pool as `runs_in` does; "" for a pool of this machine."""
-    return runs_in(pool.nodes) if pool.nodes else ""
-
-
-def runs_in(names: list[str]) -> str:
-    """Name a few: `a`, `3: a, b, c`, `8: a, b, c, …`."""
+def first_few(names: list[str]) -> str:
+    """Write the first few names, and how many there are: `a`, `3: a, b, c`, `8: a, b, c, …`."""
     shown = ", ".join([*names[:_SHOWN], *(["…"] if len(names) > _SHOWN else [])])
     return shown if len(names) < 2 else f"{len(names)}: {shown}"
 
@@ -178,12 +122,14 @@ def engine_row(pool: Pool, engine: PoolEngine) -> tuple[str, ...]:
 
 
 def bill(
-    by: Annotated[By, typer.Option(help="What each line is of.")] = By.RUN,
-    user: Annotated[str | None, typer.Option(help="Of this user's runs alone.", show_default=False)] = None,
+    by: Annotated[
+        Literal["run", "user", "sweep", "alias", "pool", "day"], typer.Option(help="What each line is of.")
+    ] = "run",
+    user: Annotated[str | None, typer.Option(help="Of this user's runs alone.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="From this hour on: a day, a time, or 36h, 7d, 2w.", show_default=False)
+        str | None, typer.Option(help="From this hour on: a day, a time, or 36h, 7d, 2w.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="To before this hour.", show_default=False)] = None,
+    until: Annotated[str | None, typer.Option(help="To before this hour.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all figures as CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -201,9 +147,7 @@ def bill(
 
     from lorad.cli.bill import print_bill, time_of
 
-    answer = Client().bill(
-        by.value, user=user, since=time_of("--since", since), until=time_of("--until", until)
-    )
+    answer = Client().bill(by, user=user, since=time_of("--since", since), until=time_of("--until", until))
     if as_json:
         output.print_json(answer)
     elif as_csv:
@@ -212,21 +156,13 @@ def bill(
         writer.writerow([answer.by, *names, "currency"])
         for line in answer.rows:
             values = [getattr(line, name) for name in names]
-            writer.writerow(
-                [line.key, *("" if value is None else value for value in values), answer.currency]
-            )
+            writer.writerow([line.key, *values, answer.currency])  # None is an empty cell
     else:
         print_bill(answer)
 
 
 _Device = Annotated[
-    str,
-    typer.Argument(
-        metavar="DEVICE",
-        help="`cuda:0`, or its number.",
-        show_default=False,
-        autocompletion=candidates.devices,
-    ),
+    str, typer.Argument(metavar="DEVICE", help="`cuda:0`, or its number.", autocompletion=candidates.devices)
 ]
 
 
@@ -236,23 +172,18 @@ def devices(ctx: typer.Context, as_json: AsJson = False) -> None:
     if ctx.invoked_subcommand is not None:
         return
     rows = Client().devices()
-    if as_json:
-        output.print_json(rows)
-        return
-    output.print_table(_DEVICES, [device_row(row) for row in rows], empty="No devices.")
+    cells = map(device_row, rows)
+    output.table_or_json(rows, _DEVICES, cells, empty="No devices.", as_json=as_json)
 
 
 @devices_app.command()
 def reserve(
     device: _Device,
     lasting: Annotated[
-        str | None,
-        typer.Option("--for", help="How long from when it is free: 90m, 2h, 1d12h.", show_default=False),
+        str | None, typer.Option("--for", help="How long from when it is free: 90m, 2h, 1d12h.")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="18:00, 2026-11-30 or 2026-11-30T18:00.", show_default=False)
-    ] = None,
-    why: Annotated[str, typer.Option(help="What others read of it.", show_default=False)] = "",
+    until: Annotated[str | None, typer.Option(help="18:00, 2026-11-30 or 2026-11-30T18:00.")] = None,
+    why: Annotated[str, typer.Option(help="What others read of it.")] = "",
     now: Annotated[
         bool, typer.Option("--now", help="Runs there stop at their next step, and are queued again.")
     ] = False,
@@ -287,12 +218,8 @@ def reserve(
         return
     output.note(f"{row.device} is {words.reserved(row)}.")
     if row.reservation and row.reservation.holder:
-        way = (
-            "Its runs stop at their next step."
-            if now
-            else f"`lorad devices reserve {row.device} --now` asks its runs to stop at their next step."
-        )
-        output.note(f"{row.reservation.holder}. {way}")
+        way = f"`lorad devices reserve {row.device} --now` asks its runs to stop at their next step."
+        output.note(f"{row.reservation.holder}. {'Its runs stop at their next step.' if now else way}")
 
 
 @devices_app.command()
@@ -324,21 +251,16 @@ def device_row(row: Device) -> tuple[str, ...]:
 
 
 def strangers(row: Device) -> list[str]:
-    """Processes that are no part of a pool of this daemon."""
-    others = [process for process in row.processes if not process.ours]
+    """Describe the processes on a device that are no part of a pool of this daemon."""
     return [
-        f"{one.name or 'unseen'} (pid {one.pid}, {one.user or 'unknown user'}"
-        + (f", {output.size(one.memory)})" if one.memory is not None else ")")
-        for one in others
+        f"{process.name or 'unseen'} (pid {process.pid}, {process.user or 'unknown user'}"
+        + (f", {output.size(process.memory)})" if process.memory is not None else ")")
+        for process in row.processes
+        if not process.ours
     ]
 
 
-def nodes(
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def nodes(watch: Watch = False, as_json: AsJson = False) -> None:
     """List the nodes of the cluster: devices, which of them are free, who has them, which bases were loaded.
 
     free: devices that no pool of this daemon has; others may.
@@ -348,10 +270,7 @@ def nodes(
     while True:
         rows = client.nodes()
         if as_json:
-            if watch:
-                print(output.json_text(rows), flush=True)
-            else:
-                output.print_json(rows)
+            output.print_json(rows, in_line=watch)
         else:
             if watch:
                 print("\x1b[H\x1b[2J", end="")

@@ -11,14 +11,13 @@ import typer
 from msgspec import structs
 
 from lorad.cli import candidates, many, output
-from lorad.cli.checked import said
+from lorad.cli.commands.specs.check import print_check
 from lorad.cli.follow import WORKING, follow, watched
 from lorad.cli.options import AsJson, Detach, Overrides, Quiet, Run, Spec, WaitOver, Yes
 from lorad.cli.selecting import chooses_runs
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.overrides import from_here
-from lorad.client.spec_file import read_spec
+from lorad.client.overrides import from_here, read_spec
 from lorad.client.words import kept_in_words, phase, rate_in_words, steps_in_words, why
 from lorad.errors import DaemonUnreachable, SpecError
 from lorad.records import runs
@@ -30,13 +29,13 @@ _SEVERAL = "; give it several times, or names with commas"
 
 
 def _option(flag: str, key: str, more: str = "") -> typer.models.OptionInfo:
-    return typer.Option(flag, help=f"Same as {key}=…{more}", show_default=False)  # type: ignore[no-any-return]
+    return typer.Option(flag, help=f"Same as {key}=…{more}")  # type: ignore[no-any-return]
 
 
 def run(
     spec: Spec,
     overrides: Overrides = None,
-    name: Annotated[str | None, typer.Option(help="The run's name.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option("--tag", help="A word of yours on the run, beside those of the spec; repeatable."),
@@ -93,7 +92,7 @@ def run(
     request = RunRequest(text, source, str(cwd), changed, name, suffix, replace)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
     if dry_run:
-        said(client.check(request), as_json=as_json)
+        print_check(client.check(request), as_json=as_json)
         return
     if replace and not yes:
         _ask_to_replace(client, request)
@@ -200,7 +199,7 @@ def resume(
         )
         outcomes = many.on_runs(client, verb, meant, yes=yes, quiet=bool(until) or as_json)
         if until:
-            outcomes = many.awaited(client, verb, outcomes, until=until, quiet=as_json)
+            outcomes = many.await_runs(client, verb, outcomes, until=until, quiet=as_json)
         many.conclude(verb, outcomes, as_json=as_json)
         return
     if wait or not (detach or as_json):
@@ -217,7 +216,6 @@ def resume(
 
 
 def _until(detach: bool) -> Sequence[str]:
-    """Return the states at which a command that waits is done."""
     return WORKING if detach else many.OVER
 
 
@@ -227,7 +225,6 @@ def fork(
         typer.Argument(
             metavar="RUN@N",
             help="A run's name alone means its current version.",
-            show_default=False,
             autocompletion=candidates.versions,
         ),
     ],
@@ -239,9 +236,7 @@ def fork(
             autocompletion=candidates.overrides,
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The new run's name; default: RUN-fork.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The new run's name; default: RUN-fork.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Number of steps of its own; default: RUN's trainer.steps.", min=1)
     ] = None,
@@ -270,11 +265,7 @@ def fork(
 
 
 def _together(values: list[str] | None) -> str | None:
-    """Join the values of an option that was given several times: names with commas, or the one list in
-    brackets.
-    """
+    """Join the values of an option that was given several times, of which each may be a list in brackets."""
     if not values or len(values) == 1:
         return values[0] if values else None
-    return ",".join(
-        value[1:-1] if value.startswith("[") and value.endswith("]") else value for value in values
-    )
+    return ",".join(v[1:-1] if v.startswith("[") and v.endswith("]") else v for v in values)

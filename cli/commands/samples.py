@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lorad.cli import output, table
+from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
 from lorad.client.choice import HINT, ORDERS, Choice, ordered_by
 from lorad.client.client import Client
@@ -15,35 +15,15 @@ from lorad.errors import NotFound
 from lorad.records.samples import Sample
 from lorad.text import question
 
-_SAMPLES = (
-    *(
-        "sample",
-        table.Column("step", 3),
-        "reward",
-        table.Column("advantage", 1),
-        table.Column("end", 2),
-        table.Column("prompt", kind="cut"),
-    ),
-    *(
-        table.Column("answer", kind="cut"),
-        table.Column("completion", kind="cut"),
-        table.Column("error", kind="fold"),
-    ),
+_SAMPLES = table.columns(
+    "sample, step 3, reward, advantage 1, end 2, prompt cut, answer cut, completion cut, error fold"
 )
-
 _ALL = 1 << 30  # samples: none is left out
 _BAR = 30  # cells of the longest bar
 
 
-def _orders() -> list[str]:
-    return list(ORDERS)
-
-
 _Set = Annotated[
-    str | None,
-    typer.Option(
-        "--eval", metavar="SET", help="Of an evaluation: a set of eval.sets, or main.", show_default=False
-    ),
+    str | None, typer.Option("--eval", metavar="SET", help="Of an evaluation: a set of eval.sets, or main.")
 ]
 _Prompt = Annotated[
     int | None, typer.Option("--prompt", "-p", help="Only this prompt; with --eval at each step.", min=1)
@@ -52,13 +32,15 @@ _Sample = Annotated[
     int | None,
     typer.Option("--sample", "-s", help="Show this one in full, by its number in the table.", min=1),
 ]
-_Where = Annotated[str, typer.Option("--where", "-w", help=f"Only such: {HINT}.", show_default=False)]
+_Where = Annotated[str, typer.Option("--where", "-w", help=f"Only such: {HINT}.")]
 _End = Annotated[
-    str | None,
-    typer.Option("--end", help="Only those that ended so: done, length, …; truncated.", show_default=False),
+    str | None, typer.Option("--end", help="Only those that ended so: done, length, …; truncated.")
 ]
 _Sort = Annotated[
-    str, typer.Option(help=f"The largest first, by one of: {', '.join(ORDERS)}.", autocompletion=_orders)
+    str,
+    typer.Option(
+        help=f"The largest first, by one of: {', '.join(ORDERS)}.", autocompletion=candidates.words(*ORDERS)
+    ),
 ]
 
 

@@ -25,10 +25,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="A directory, a hub id, or builtin:tiny.",
-            show_default=False,
-            autocompletion=candidates.bases,
+            metavar="MODEL", help="A directory, a hub id, or builtin:tiny.", autocompletion=candidates.bases
         ),
     ],
     overrides: Annotated[
@@ -46,7 +43,6 @@ def serve(
             "-a",
             metavar="NAME=DIR",
             help="A PEFT directory; again for more.",
-            show_default=False,
             autocompletion=candidates.adapters,
         ),
     ] = None,
@@ -107,11 +103,10 @@ def generate(
         typer.Argument(
             metavar="ALIAS|RUN[@N]",
             help="A run's name means its current version.",
-            show_default=False,
             autocompletion=candidates.versions,
         ),
     ],
-    prompt: Annotated[str, typer.Argument(show_default=False)],
+    prompt: str,
     n: Annotated[int, typer.Option("-n", help="How many completions.", min=1, max=1024)] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
@@ -139,12 +134,10 @@ def evaluate(
         typer.Argument(
             metavar="[DATA]",
             help="A builtin task, a file of rows, or a hub dataset; none: print the results that are kept.",
-            show_default=False,
         ),
     ] = None,
     reward: Annotated[
-        str | None,
-        typer.Option(help="A builtin reward, or FILE.py:FUNCTION; default: the run's.", show_default=False),
+        str | None, typer.Option(help="A builtin reward, or FILE.py:FUNCTION; default: the run's.")
     ] = None,
     problems: Annotated[
         int | None, typer.Option(help="The first so many rows; default: all of a file, 256 of a task.", min=1)
@@ -155,18 +148,13 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is all.")] = 0,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Default: the run's.", show_default=False)
-    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: the run's.")] = None,
     pass_at: Annotated[float, typer.Option(help="Reward from which a completion has passed.")] = 1.0,
-    prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.", show_default=False)] = None,
-    answer_key: Annotated[str | None, typer.Option(help="Column of the answers.", show_default=False)] = None,
+    prompt_key: Annotated[str | None, typer.Option(help="Column of the prompts.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the answers.")] = None,
     env: Annotated[
         str | None,
-        typer.Option(
-            help="Play its episodes: a builtin environment, or FILE.py:CLASS; default: the run's.",
-            show_default=False,
-        ),
+        typer.Option(help="Play its episodes: a builtin environment, or FILE.py:CLASS; default: the run's."),
     ] = None,
     suite: Annotated[
         str | None,

@@ -1,12 +1,9 @@
-"""The commands init, completion and notify: a spec to start from, the script with which a shell completes,
-and trials of notifications.
-"""
+"""The commands init, completion and notify: a first spec, the script of a shell, trials of notifications."""
 
 import asyncio
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -48,12 +45,6 @@ def init(
         note(f"warning: there is no directory {model}; one of the hub is ORG/NAME")
     if Path(data or "").suffix in SUFFIXES and not expanded(data or "").exists():
         note(f"warning: there is no file {data} yet")
-
-
-class _Shell(StrEnum):
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
 
 
 # Kinds of candidates: see lorad/cli/complete.py.
@@ -114,10 +105,10 @@ function __lorad_complete
 end
 complete -c lorad -f -k -a '(__lorad_complete)'
 """
-_SCRIPTS = {_Shell.BASH: _BASH, _Shell.ZSH: _ZSH, _Shell.FISH: _FISH}
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def completion(shell: Annotated[_Shell, typer.Argument(show_default=False)]) -> None:
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     """Print it: `source <(lorad completion bash)` in ~/.bashrc, and so for zsh;
     `lorad completion fish | source`.
     """
@@ -141,7 +132,6 @@ def test(
         typer.Argument(
             metavar="[RUN]",
             help="A run, whose receivers get it; without one those of config.yaml.",
-            show_default=False,
             autocompletion=candidates.runs,
         ),
     ] = None,
@@ -186,17 +176,13 @@ def test(
 
 
 def _of_run(name: str) -> tuple[list[Notify], str, dict[str, Any]]:
-    """Return the receivers of a run.
-
-    Raises NotFound where its spec names nobody, NotAllowed where it is another user's.
-    """
+    """Return the receivers of a run, its working directory and its facts. Raises NotFound and NotAllowed."""
     shown = Client().show(name)
     receivers = msgspec.convert(shown.spec.get("notify") or [], list[Notify])
     if not receivers:
         raise NotFound(f"the spec of {name} names nobody in notify", hint="docs/notify.md shows how.")
     if shown.owner not in ("", str(os.getuid()), own_name()):
-        raise NotAllowed(
-            f"{name} is of {shown.owner}, as whom its notifications are sent", hint="They can try them out."
-        )
+        hint = "They can try them out."
+        raise NotAllowed(f"{name} is of {shown.owner}, as whom its notifications are sent", hint=hint)
     facts = {key: getattr(shown, key) for key in ("owner", "state", "step", "steps", "attempt", "version")}
     return receivers, shown.cwd or "/", facts

@@ -10,24 +10,9 @@ from lorad.alarms import alarms
 from lorad.box.paths import Home
 from lorad.cli import candidates, output, table
 from lorad.cli.options import AsJson, Run
+from lorad.client import words
 from lorad.client.boxes.hosts import limits_of
 from lorad.client.client import Client
-from lorad.client.words import (
-    adapter_in_words,
-    differing_settings,
-    evals_in_words,
-    failures,
-    kept_in_words,
-    likelihood_in_words,
-    phase,
-    place_in_words,
-    present_in_words,
-    rate_in_words,
-    sets_in_words,
-    starts_in_words,
-    steps_in_words,
-    targets_in_words,
-)
 from lorad.records.runs import Attempt, RunDetails
 
 _RESULTS = 10  # that are shown
@@ -70,27 +55,27 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
     kl_is_to = data.reference and f"{data.reference.name}, sha256 {data.reference.sha256[:12]}"
     lines = {
         "run": data.name,
-        "state": phase(data) + (f" ({data.reason})" if data.reason else ""),
+        "state": words.phase(data) + (f" ({data.reason})" if data.reason else ""),
         "why": data.waiting or data.detail,
-        "starts": starts_in_words(data),
-        "queue": place_in_words(data),
-        "step": steps_in_words(data, " of "),
+        "starts": words.starts_in_words(data),
+        "queue": words.place_in_words(data),
+        "step": words.steps_in_words(data, " of "),
         "doing": data.doing,
         "reward": output.number(data.reward),
         "loss": output.number(signals.loss) + pairs,  # of a run that samples nothing
-        "eval": evals_in_words(data),
-        "held out": likelihood_in_words(data),
+        "eval": words.evals_in_words(data),
+        "held out": words.likelihood_in_words(data),
         "best": best_words,
         "version": None if data.version is None else f"{data.name}@{data.version}",
         "speed": speed,
-        "failures": failures(data),
+        "failures": words.failures(data),
         "trainable": trainable,
-        "adapter": adapter_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
-        "targets": targets_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
+        "adapter": words.adapter_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
+        "targets": words.targets_in_words(data.spec["lora"]) if data.spec.get("lora") else "",
         "algorithm": _algorithm(data.spec),
         "routes": "recorded and replayed" if data.begun and data.begun.routes == "record" else None,
         "data": data.data_format and f"read as {data.data_format}",
-        "rate": rate_in_words(data),
+        "rate": words.rate_in_words(data),
         "origin": data.origin,
         "reference": kl_is_to and f"KL is to {kl_is_to}",
         "sweep": data.sweep,
@@ -101,12 +86,12 @@ def described(data: RunDetails) -> list[tuple[str, str]]:
         "owner": data.owner,
         "created": f"{output.age(data.created_at)} ago",
         "directory": data.directory,
-        "files": data.files and f"{present_in_words(data.files)}; {kept_in_words(data.files)}",
+        "files": data.files and f"{words.present_in_words(data.files)}; {words.kept_in_words(data.files)}",
         "processes": ", ".join(f"{p.role} {p.pid}" for p in data.processes) or "none",
     }
     attempts = [("attempt", f"{attempt.attempt}: {_attempt_in_words(attempt)}") for attempt in data.attempts]
     fields = [(key, str(value)) for key, value in lines.items() if value]
-    sets = [("set", f"{name}: {words}") for name, words in sets_in_words(data.sets).items()]
+    sets = [("set", f"{name}: {text}") for name, text in words.sets_in_words(data.sets).items()]
     sets += [("expect", expectation.in_words) for expectation in data.expected]
     warnings = (("warning", str(warning)) for warning in data.warnings)
     return [*fields, *sets, *_results_in_words(data), *attempts, *warnings]
@@ -116,7 +101,7 @@ def _results_in_words(data: RunDetails) -> list[tuple[str, str]]:
     """Return the newest evaluations of a run, each with the settings in which it differs from the others."""
     results = []
     for result in data.results[-_RESULTS:]:
-        otherwise = differing_settings(result, data.results)
+        otherwise = words.differing_settings(result, data.results)
         figures = "  ".join(f"{name} {output.number(value)}" for name, value in result.metrics.items())
         about = f"{result.run}@{result.version} on {result.data}{otherwise and f' with {otherwise}'}"
         results.append(("result", f"{about}: {figures} ({result.problems} problems)"))
@@ -137,11 +122,10 @@ def why(run: Run, as_json: AsJson = False) -> None:
         output.print_json(answer)
         return
     for finding in answer.findings:
-        values = {
-            name: f"{value:.3g}" if isinstance(value, float) else str(value)
+        figures = "  ".join(
+            f"{name} {f'{value:.3g}' if isinstance(value, float) else value}"
             for name, value in finding.figures.items()
-        }
-        figures = "  ".join(f"{name} {value}" for name, value in values.items())
+        )
         fields = {finding.severity: f"{finding.name}: {finding.says}", "": figures, "try": finding.next}
         table.print_fields([(name, value) for name, value in fields.items() if value])
     if answer.findings:
@@ -163,15 +147,11 @@ def open_(run: Run, as_json: AsJson = False) -> None:
 
 
 def diff(
-    runs: Annotated[
-        tuple[str, str],
-        typer.Argument(metavar="RUN RUN", show_default=False, autocompletion=candidates.runs),
-    ],
+    runs: Annotated[tuple[str, str], typer.Argument(metavar="RUN RUN", autocompletion=candidates.runs)],
     metric: Annotated[
         list[str] | None,
         typer.Option(
             help="Curves of this metric; give it several times. Default: reward, loss and eval.",
-            show_default=False,
             autocompletion=candidates.metrics,
         ),
     ] = None,

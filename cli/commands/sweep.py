@@ -11,8 +11,7 @@ from lorad.cli.points import points_in
 from lorad.cli.sweeps import follow, show, summary, write_svg
 from lorad.client import launch
 from lorad.client.client import Client
-from lorad.client.overrides import from_here
-from lorad.client.spec_file import read_spec
+from lorad.client.overrides import from_here, read_spec
 from lorad.errors import SpecError
 from lorad.records.requests import HalvingRequest, PointsRequest
 
@@ -20,12 +19,7 @@ from lorad.records.requests import HalvingRequest, PointsRequest
 def sweep(
     spec: Annotated[
         str | None,
-        typer.Argument(
-            metavar="SPEC",
-            help="A YAML file, or - for stdin.",
-            show_default=False,
-            autocompletion=candidates.specs,
-        ),
+        typer.Argument(metavar="SPEC", help="A YAML file, or - for stdin.", autocompletion=candidates.specs),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -51,9 +45,7 @@ def sweep(
     min_steps: Annotated[
         int | None, typer.Option(help="The first rung; each is ETA times the one before.", min=1)
     ] = None,
-    eta: Annotated[
-        float | None, typer.Option(help="A rung keeps one run in ETA; default: 2.", show_default=False)
-    ] = None,
+    eta: Annotated[float | None, typer.Option(help="A rung keeps one run in ETA; default: 2.")] = None,
     rungs: Annotated[
         str | None, typer.Option(metavar="10,20", help="Their steps; default: trainer.steps / ETA^k.")
     ] = None,
@@ -61,7 +53,7 @@ def sweep(
         str | None,
         typer.Option(metavar="eval|nll|reward|loss", help="What ranks; default: the first that all have."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Runs are NAME-1, NAME-2, …")] = None,
     detach: Detach = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when all are over (also with --json).")
@@ -103,20 +95,15 @@ def sweep(
         hint = "`lorad sweep spec.yaml trainer.lr=1e-4,3e-4`, or --list."
         raise SpecError("a sweep begins with a spec", hint=hint)
     text, source, cwd = read_spec(spec)
-    wish = _wished(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
+    wish = _halving(halving, eta, rungs, metric, asha=asha, min_steps=min_steps)
     if points is not None and random is not None:
         raise SpecError("--points names the points, --random draws them", hint="Give one of the two.")
     listed_points = [] if points is None else [from_here(point) for point in points_in(points)]
     chosen = PointsRequest(random, seed, listed_points)
     client = output.telling(launch.connected(), quiet=quiet or as_json)
+    changed = from_here(overrides or [])
     started = client.sweep(
-        text,
-        source=source,
-        cwd=str(cwd),
-        overrides=from_here(overrides or []),
-        name=name,
-        halving=wish,
-        points=chosen,
+        text, source=source, cwd=str(cwd), overrides=changed, name=name, halving=wish, points=chosen
     )
     for warning in started.warnings:
         output.note(f"warning: {warning}")
@@ -127,9 +114,7 @@ def sweep(
 
 
 def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markdown: bool) -> None:
-    """Follow a sweep to its end and show its table, unless the user detaches; without a completed run, exit
-    with 1.
-    """
+    """Follow a sweep to its end and show its table. The exit code is 1 where no run completed."""
     over = follow(client, name, quiet=as_json)
     if over is None:  # the user detached
         return
@@ -140,20 +125,13 @@ def _follow(client: Client, name: str, svg: Path | None, *, as_json: bool, markd
         raise typer.Exit(1)
 
 
-def _wished(
-    halving: bool,
-    eta: float | None,
-    rungs: str | None,
-    metric: str | None,
-    *,
-    asha: bool,
-    min_steps: int | None,
+def _halving(
+    halving: bool, eta: float | None, rungs: str | None, metric: str | None, asha: bool, min_steps: int | None
 ) -> HalvingRequest | None:
     """Read the options of halving. Raises SpecError."""
     if halving and asha:
-        raise SpecError(
-            "--halving waits for all runs at a rung, --asha for none", hint="Give one of the two."
-        )
+        hint = "Give one of the two."
+        raise SpecError("--halving waits for all runs at a rung, --asha for none", hint=hint)
     if not (halving or asha) and (eta, rungs, metric, min_steps) == (None,) * 4:
         return None
     try:

@@ -17,40 +17,20 @@ from lorad.files import expanded
 from lorad.records.versions import Version
 from lorad.selection import Selection, is_glob
 
-_VERSIONS = (
-    *(
-        "version",
-        table.Column("step", 3),
-        table.Column("sha256", 6),
-        table.Column("rank", 7),
-        table.Column("alpha", 8),
-    ),
-    *(
-        table.Column("held", 2),
-        table.Column("loaded", 4),
-        table.Column("attested", 1),
-        table.Column("age", 5),
-    ),
-    table.Column("path", 9, "whole"),
+_VERSIONS = table.columns(
+    "version, step 3, sha256 6, rank 7, alpha 8, held 2, loaded 4, attested 1, age 5, path 9 whole"
 )
-
 _SHOWN = 3  # results of a version
 
 
 def adapters(
     run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]", help="Only this run's.", show_default=False, autocompletion=candidates.runs
-        ),
+        str | None, typer.Argument(metavar="[RUN]", help="Only this run's.", autocompletion=candidates.runs)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List versions, oldest first, with their files, hashes, users and attestation."""
     versions = Client().adapters(run)
-    if as_json:
-        output.print_json(versions)
-        return
     results = {
         v.sha256: ", ".join(
             f"{result.data} {output.number(next(iter(result.metrics.values()), None)) or '-'}"
@@ -76,14 +56,13 @@ def adapters(
         for v in versions
     ]
     evals = [table.Column("evals", 2)] if has_results else []
-    output.print_table((*_VERSIONS[:-2], *evals, *_VERSIONS[-2:]), rows, empty="No versions yet.")
+    columns = (*_VERSIONS[:-2], *evals, *_VERSIONS[-2:])
+    output.table_or_json(versions, columns, rows, empty="No versions yet.", as_json=as_json)
 
 
 def export(
-    version: Annotated[
-        str, typer.Argument(metavar="RUN@N", show_default=False, autocompletion=candidates.versions)
-    ],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.", show_default=False)],
+    version: Annotated[str, typer.Argument(metavar="RUN@N", autocompletion=candidates.versions)],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty.")],
     merge: Annotated[
         bool, typer.Option("--merge", help="Write a whole model: the base with the version in its weights.")
     ] = False,
@@ -97,13 +76,11 @@ def export(
     ] = "file",
     tokenizer: Annotated[bool, typer.Option(help="Put the base's tokenizer beside an adapter.")] = True,
     push: Annotated[
-        str | None,
-        typer.Option(metavar="ORG/NAME", help="Upload it to this repository of the hub.", show_default=False),
+        str | None, typer.Option(metavar="ORG/NAME", help="Upload it to this repository of the hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make that repository private.")] = False,
     token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with a token for the hub, else its own login.", show_default=False),
+        Path | None, typer.Option(help="File with a token for the hub, else its own login.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -204,5 +181,5 @@ def _change(
     if not names:
         output.note(f"There is nothing to {verb.name}.")
     else:
-        many.ask(verb, f"{len(names)} version{'s' if len(names) > 1 else ''}", [[n] for n in names], yes=yes)
-    many.conclude(verb, many.each(verb, names, quiet=as_json), as_json=as_json)
+        many.ask(verb, text.counted(len(names), "version"), [[n] for n in names], yes=yes)
+    many.conclude(verb, many.do_each(verb, names, quiet=as_json), as_json=as_json)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -14,13 +14,15 @@ from lorad.cli.output import size
 from lorad.client.client import Client
 from lorad.errors import Conflict, DaemonUnreachable, IntegrityError, LoradError
 from lorad.records.daemon import Census, Orphan, Repaired
+from lorad.text import counted
 
 _REPAIR = (
     "`lorad daemon stop`, then `lorad doctor --repair` rebuilds it from the journals; "
     "runs continue meanwhile."
 )
 _T = TypeVar("_T")
-_SHOWN = 8
+_Orphans = dict[Literal["orphans"], list[Orphan]]  # what the daemon's code prints
+_SHOWN = 8  # orphans that are named
 _HINT = (
     "Nothing needs them: `kill PID` ends one, `lorad daemon stop` and `lorad doctor --repair` all; runs "
     "continue meanwhile, and the memory and devices that orphans hold become free."
@@ -41,7 +43,7 @@ def database_checks(home: Home) -> Iterator[InterpreterFinding]:
     faults = "; ".join([size(bytes_), *report.problems, *report.warnings])
     yield InterpreterFinding("database", not report.problems, faults, _REPAIR)
     others = [f"{finding.what}: {finding.advice}" for finding in report.unknown]
-    fine = f"{report.runs} run{'' if report.runs == 1 else 's'}: everything the database lists is on disk"
+    fine = f"{counted(report.runs, 'run')}: everything the database lists is on disk"
     lacking = [finding.what for finding in report.missing]
     advice = "\n".join(dict.fromkeys(finding.advice for finding in report.missing))
     yield InterpreterFinding("files", not lacking, "; ".join([*(lacking or [fine]), *others]), advice)
@@ -58,10 +60,7 @@ def repair(home: Home) -> Repaired:
 
 
 def _without_daemon(home: Home, what: str, kind: type[_T]) -> _T:
-    """Run the daemon's own code on a home that has no daemon, and return its answer.
-
-    Raises IntegrityError.
-    """
+    """Run the daemon's own code on a home that has no daemon. Raises IntegrityError."""
     environment = os.environ | {"LORAD_HOME": str(home.root)}
     command = [sys.executable, "-m", "lorad.daemon", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -71,21 +70,12 @@ def _without_daemon(home: Home, what: str, kind: type[_T]) -> _T:
     return msgspec.json.decode(done.stdout, type=kind)
 
 
-class _Orphans(msgspec.Struct):
-    """What the daemon's code prints about orphans."""
-
-    orphans: list[Orphan]
-
-
 def orphan_checks(home: Home) -> Iterator[InterpreterFinding]:
-    """Check for orphans. Without a daemon the search runs here.
-
-    It yields nothing for a user who may not see them (a shared daemon shows them to its admins only).
-    """
+    """Check for orphans, here where there is no daemon. A shared daemon shows them to its admins only."""
     try:
         orphans = Client(home).orphans()
     except DaemonUnreachable:
-        orphans = _without_daemon(home, "--orphans", _Orphans).orphans
+        orphans = _without_daemon(home, "--orphans", _Orphans)["orphans"]
     except LoradError:
         return
     shown = [orphan_in_words(orphan) for orphan in orphans[:_SHOWN]]
@@ -96,7 +86,7 @@ def orphan_checks(home: Home) -> Iterator[InterpreterFinding]:
 
 def end_orphans(home: Home) -> list[Orphan]:
     """End all orphans of a home that has no daemon, and return them."""
-    return _without_daemon(home, "--end-orphans", _Orphans).orphans
+    return _without_daemon(home, "--end-orphans", _Orphans)["orphans"]
 
 
 def orphan_in_words(orphan: Orphan) -> str:

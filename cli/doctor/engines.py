@@ -1,6 +1,4 @@
-"""Checks of `lorad doctor --engine` and `--trainer`, run in a process of their own because commands load no
-torch.
-"""
+"""Checks of `lorad doctor --engine` and `--trainer`, in a process of their own: commands load no torch."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Does logging out end the daemon and its runs?
-
-What logind is set to do, and in which part of systemd they live.
-"""
+"""Check whether logging out ends the daemon and its runs: by logind's settings, and where they live."""
 
 import contextlib
 import os
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lorad.children.interpreter import InterpreterFinding
+from lorad.text import some_of
 
 _PLACES = ("etc", "run", "usr/local/lib", "usr/lib")  # the first goes before the others
 _YES = ("1", "yes", "y", "true", "t", "on")
@@ -21,10 +19,7 @@ _INSTALL = (
 
 
 class _LogoutSetting(NamedTuple):
-    """A setting of logind.
-
-    where: the file that says so; "" for what logind was built with.
-    """
+    """A setting of logind, and the file that says so; "" for what logind was built with."""
 
     value: str
     where: str
@@ -55,20 +50,15 @@ def logout_check(
     )
     in_manager = [name for name, place in places.items() if f"user@{uid}.service" in place]
     if in_manager and not is_lingering:
-        ended = f"{_listed(in_manager)} with the user's systemd, which stops at the last logout"
+        ended = f"{some_of(in_manager, 3)} with the user's systemd, which stops at the last logout"
         hint = f"`loginctl enable-linger {user}` keeps it up."
         return InterpreterFinding("logout", False, f"a logout ends {ended}", hint)
     if in_session and is_killing:
         set_by = kills.where or "the default of logind"
-        ended = f"{_listed(in_session)}: KillUserProcesses={kills.value} ({set_by})"
+        ended = f"{some_of(in_session, 3)}: KillUserProcesses={kills.value} ({set_by})"
         return InterpreterFinding("logout", False, f"a logout ends {ended}", _INSTALL)
-    why = (
-        "linger is on"
-        if in_manager
-        else "KillUserProcesses is off"
-        if in_session
-        else "no session holds them"
-    )
+    why = "KillUserProcesses is off" if in_session else "no session holds them"
+    why = "linger is on" if in_manager else why
     return InterpreterFinding("logout", True, f"a logout ends nothing: {why}")
 
 
@@ -107,7 +97,3 @@ def _assignments(path: Path, *, commented: bool = False) -> Iterator[tuple[str, 
         name, equals, value = line.strip().removeprefix("#" if commented else "").partition("=")
         if equals and name.strip().isalpha() and (commented == line.strip().startswith("#")):
             yield name.strip(), value.strip()
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,6 +1,4 @@
-"""Checks of `lorad doctor` on threads, waiting and malloc: what a new pool would get, and what the pools
-have.
-"""
+"""Checks of `lorad doctor` on threads, waiting and malloc of the pools, and of a new one."""
 
 import contextlib
 import os
@@ -19,6 +17,7 @@ from lorad.cli.output import size
 from lorad.client.client import Client
 from lorad.errors import LoradError
 from lorad.records.pools import Pool, RuntimeReason
+from lorad.text import counted
 
 _SIZES = {"tiny model": 600_000, "large model": 1_000_000_000}  # parameters
 
@@ -51,8 +50,8 @@ def runtime_checks(home: Home, device: str) -> Iterator[InterpreterFinding]:
         choose_runtime(count, machine, device, overrides, slots=slots) for count in _SIZES.values()
     )
     for name, chosen in zip(_SIZES, (tiny, large), strict=True):
-        why = _words(chosen.reasons["threads"])
-        yield InterpreterFinding(name, True, f"{_threads(chosen.threads)} ({why})", facts=chosen.told())
+        threads = f"{counted(chosen.threads, 'thread')} ({_words(chosen.reasons['threads'])})"
+        yield InterpreterFinding(name, True, threads, facts=chosen.told())
     waits = f"{large.wait_policy} ({_words(large.reasons['wait_policy'])})"
     yield InterpreterFinding("waiting", True, waits, facts=large.told())
     malloc = f"{_sizes(large.malloc)} ({_words(large.reasons['malloc'])})"
@@ -60,13 +59,9 @@ def runtime_checks(home: Home, device: str) -> Iterator[InterpreterFinding]:
     for pool in pools:
         detail = "not known"
         if (runtime := pool.runtime) is not None:
-            threads = f"{_threads(runtime.threads)} ({_words(runtime.reasons['threads'])})"
+            threads = f"{counted(runtime.threads, 'thread')} ({_words(runtime.reasons['threads'])})"
             detail = f"{threads}, {runtime.wait_policy} waiting, {_sizes(runtime.malloc)}"
         yield InterpreterFinding(f"pool {pool.pool}", True, detail, facts=msgspec.to_builtins(runtime) or {})
-
-
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
 
 
 def _words(why: Decision | RuntimeReason) -> str:

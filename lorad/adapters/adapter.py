@@ -1,8 +1,7 @@
-"""An adapter as plain fp32 arrays under logical Hugging Face names: what trainers export and engines load.
+"""An adapter as plain fp32 arrays under logical Hugging Face names: trainers export it and engines load it.
 
 Names are `model.layers.0.self_attn.q_proj.lora_A.weight` (shape [rank, in]) and `….lora_B.weight` ([out,
-rank]), with DoRA also `….lora_magnitude_vector` ([out]), without PEFT's `base_model.model.` prefix, whatever
-backend trained them.
+rank]), with DoRA also `….lora_magnitude_vector` ([out]), without PEFT's prefix `base_model.model.`.
 """
 
 import builtins
@@ -25,7 +24,7 @@ MAGNITUDE = "lora_magnitude_vector"  # the last part of the name of DoRA's magni
 
 
 class AdapterConfig(Struct, frozen=True):
-    """What a set of tensors needs to be applied: y += scale * B(A(x)) on each module of `modules`.
+    """How a set of tensors is applied: y += scale * B(A(x)) on each module of `modules`.
 
     The scale is alpha / rank, or alpha / sqrt(rank) with rslora. With `dora` each module also has a magnitude
     m of its output rows (Liu et al., 2024, arXiv 2402.09353): the weight W of the base becomes
@@ -33,9 +32,8 @@ class AdapterConfig(Struct, frozen=True):
 
     Attributes:
         modules: The logical names, sorted.
-        expert_rank: The rank on linears of experts, which is the rank in their scale too (as with PEFT's
-            rank_pattern and Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or where no
-            expert is adapted.
+        expert_rank: The rank on linears of experts, also in their scale (as with PEFT's rank_pattern and
+            Megatron-Bridge's normalize_moe_lora); None where it is `rank`, or no expert is adapted.
     """
 
     rank: int
@@ -52,7 +50,7 @@ class AdapterConfig(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Return the scale on all modules that are not of experts."""
+        """Return the scale on all modules but those of experts."""
         return self._scale(self.rank)
 
     @property
@@ -86,52 +84,34 @@ class AdapterConfig(Struct, frozen=True):
 
 
 class Fused(NamedTuple):
-    """A pair of a PEFT file that is on all experts of a layer, see `fused.py`.
+    """A pair of a PEFT file that is on all experts of a layer, see `fused.py`."""
 
-    Attributes:
-        module: Its name in the file.
-        experts: The module of the experts.
-        linears: The linears of each expert that it is on.
-        total: How many experts there are.
-        rank: The rank of the pairs of each expert.
-        owns: Whether gate and up have an A each.
-    """
-
-    module: str
-    experts: str
-    linears: tuple[str, ...]
-    total: int
-    rank: int
-    owns: bool
+    module: str  # its name in the file
+    experts: str  # the module of the experts
+    linears: tuple[str, ...]  # of each expert that it is on
+    total: int  # the number of experts
+    rank: int  # of each expert's pairs
+    owns: bool  # whether gate and up have an A each
 
     def name(self, expert: int, linear: str) -> str:
-        """Return the logical name of one linear."""
+        """Return the logical name of an expert's linear."""
         return f"{self.experts}.{expert}.{linear}"
 
 
 class Outline(NamedTuple):
-    """What a PEFT directory says of its adapter: nothing of the weights is read but their header.
-
-    Attributes:
-        shapes: The shapes of its tensors, by logical name.
-        copies: The modules whose weight in the base lies beside them, as PEFT saves it for an adapter on
-            lm_head.
-        fused: The pairs on all experts of a layer, whose parts are among `shapes`.
-        named: What its configuration says it is on.
-    """
+    """An adapter by its PEFT directory, without reading more of the weights than their header."""
 
     config: AdapterConfig
-    shapes: dict[str, tuple[int, ...]]
-    copies: tuple[str, ...] = ()
-    fused: tuple[Fused, ...] = ()
-    named: Named = Named(None, None)
+    shapes: dict[str, tuple[int, ...]]  # of its tensors, by logical name
+    copies: tuple[str, ...] = ()  # modules whose weight in the base is in the file too, as of lm_head
+    fused: tuple[Fused, ...] = ()  # the pairs on all experts of a layer, whose parts are among `shapes`
+    named: Named = Named(None, None)  # the modules that its configuration names
 
 
 class Adapter(Struct, frozen=True, dict=True):
-    """An immutable snapshot: nothing may write to `tensors` (fp32, C-contiguous) once it is made. The form
-    that servers read (served.py) may be narrower.
+    """An immutable snapshot, whose `tensors` (fp32, C-contiguous; narrower in served.py) are not written to.
 
-    What costs a pass over all numbers is computed once, unless some array could still be written to.
+    Passes over all numbers are made once, unless some array could still be written to.
     """
 
     config: AdapterConfig
@@ -143,11 +123,11 @@ class Adapter(Struct, frozen=True, dict=True):
 
     @property
     def is_known(self) -> bool:
-        """Return whether `digest` and `is_finite` cost nothing any more."""
+        """Return whether `digest` and `is_finite` are computed already."""
         return {"_sha256", "_finite"} <= self.__dict__.keys()
 
     def amplified(self, times: float) -> "Adapter":
-        """Return the same tensors with an alpha so many times as large; what was computed of them is kept."""
+        """Return the same tensors with a multiple of alpha, and all that was computed of them."""
         copy = Adapter(replace(self.config, alpha=times * self.config.alpha), self.tensors)
         copy.__dict__.update(self.__dict__)
         return copy

@@ -1,8 +1,8 @@
 """Durable, immutable directories: whole or not there, and every byte accounted for.
 
-Files are written into `.tmp-<name>-<uuid>` beside the final place, then fsync of each file, `manifest.json`
-last, fsync of the directory, rename, fsync of the parent. A crash at any point leaves the old state and a
-leftover that `sweep` removes.
+Files are written into `.tmp-<name>-<uuid>` beside the final place, `manifest.json` last; then files and the
+directory are synced, the directory is renamed, and its parent is synced. A crash at any point leaves the old
+state and a leftover that `sweep` removes.
 """
 
 import contextlib
@@ -34,17 +34,11 @@ class FileFact(Struct, frozen=True):
 
 
 class _Manifest(Struct, frozen=True):
-    """The files of a directory with their digests, and what the writer noted about them.
+    """The files of a directory with their digests, and the writer's notes."""
 
-    Attributes:
-        files: The files by their path below the directory, without the manifest itself.
-        facts: What the writer noted.
-        sha256: The digest of `files` and `facts`, so that a damaged manifest is detected.
-    """
-
-    files: dict[str, FileFact]
-    facts: dict[str, Any]
-    sha256: str = ""
+    files: dict[str, FileFact]  # by their path below the directory, without the manifest itself
+    facts: dict[str, Any]  # the writer's notes
+    sha256: str = ""  # of `files` and `facts`, so that a damaged manifest is detected
 
     @property
     def bytes(self) -> int:
@@ -65,12 +59,10 @@ def write_directory(
     write: Callable[[Path], Mapping[str, FileFact] | None],
     facts: Mapping[str, Any] | None = None,
 ) -> _Manifest:
-    """Make `final` with what `write` puts into the directory that it gets.
+    """Make `final`, with what `write` puts into its temporary directory.
 
-    Files for which `write` returns facts are not read again: it hashed the bytes that it wrote.
-
-    Raises Conflict when `final` exists, StorageError when the disk does not take it, and whatever `write`
-    raises; then nothing is left behind.
+    Files whose facts `write` returns, by the bytes that it wrote, are not read again. Raises Conflict
+    when `final` exists, StorageError when the disk fails, and what `write` raises; then nothing is left.
     """
     temporary = begin(final)
     try:
@@ -135,8 +127,9 @@ def read_manifest(directory: Path) -> _Manifest:
 
 
 def verify(directory: Path) -> Mapping[str, FileFact]:
-    """Re-hash every file, and return what is known of each. Raises IntegrityError naming the first that is
-    missing, changed or unknown.
+    """Hash every file again, and return its facts.
+
+    Raises IntegrityError, which names the first file that is missing, changed or unknown.
     """
     manifest = read_manifest(directory)
     on_disk = set(_walk(directory)[0]) - {MANIFEST}
@@ -156,10 +149,7 @@ def verify(directory: Path) -> Mapping[str, FileFact]:
 
 
 def amend(directory: Path, name: str, content: bytes) -> None:
-    """Replace one file of a copy that nobody else has yet, and what its manifest says of it.
-
-    Raises StorageError.
-    """
+    """Replace a file of a copy that nobody else has yet, in its manifest too. Raises StorageError."""
     manifest = read_manifest(directory)
     with _storage(directory / name):
         (directory / name).write_bytes(content)
@@ -169,10 +159,7 @@ def amend(directory: Path, name: str, content: bytes) -> None:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the leftovers of writers that died; only while nobody writes under `parent`.
-
-    Returns what was removed.
-    """
+    """Remove and return the leftovers of dead writers; only while nobody writes under `parent`."""
     leftovers = sorted(parent.glob(f"{TEMPORARY}*"))
     for leftover in leftovers:
         discard(leftover)
@@ -194,7 +181,7 @@ def _sealed(files: dict[str, FileFact], facts: dict[str, Any]) -> _Manifest:
 
 
 def _walk(directory: Path) -> tuple[list[str], list[str]]:
-    """Return the files and the directories below, by their paths from here, the directory itself (".") last.
+    """Return the relative paths of the files and directories below, the directory itself (".") last.
 
     Raises IntegrityError for a link, which would escape the manifest.
     """
@@ -209,15 +196,13 @@ def _walk(directory: Path) -> tuple[list[str], list[str]]:
                 files += [f"{entry.name}/{name}" for name in below[0]]
                 directories += [f"{entry.name}/{name}" for name in below[1]]
             else:
-                what = "neither a file nor a directory"
-                raise IntegrityError(f"{entry.path}: {what}", hint="Replace it by the file itself.")
+                problem = f"{entry.path}: neither a file nor a directory"
+                raise IntegrityError(problem, hint="Replace it by the file itself.")
     return files, [*directories, "."]
 
 
 def _fact(path: Path, expected: int | None = None) -> FileFact:
-    """Return the size and the digest of a file; where its size is not the one that is `expected`, it is not
-    read, and gets no digest.
-    """
+    """Return a file's size and digest; a file of another size than `expected` is not read, and has none."""
     with open_file(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size
         if expected is not None and size != expected:

@@ -1,10 +1,10 @@
-"""PEFT's own form of adapters on experts, which transformers 5 holds as two parameters of a layer:
-gate_up_proj and down_proj.
+"""PEFT's own form of adapters on experts.
 
-PEFT (`target_parameters`) puts a pair on each: lora_A [experts * rank, in], one expert after the other, and
-lora_B [out, rank * experts], in which the experts lie beside each other for each of the ranks. The pair of
-gate_up_proj is `….experts.base_layer` in a file and that of down_proj `….experts`; one without the other is
-`….experts`. Gate and up with an A each are one pair of twice the rank, whose B has two blocks.
+transformers 5 has two parameters for a layer's experts, gate_up_proj and down_proj. target_parameters of PEFT
+put a pair on each: lora_A [experts * rank, in], one expert after the other, and lora_B [out, rank * experts],
+in which the experts lie beside each other for each of the ranks. The pair of gate_up_proj is
+`….experts.base_layer` in a file and that of down_proj `….experts`; one without the other is `….experts`. Gate
+and up with an A each are one pair of twice the rank, whose B has two blocks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ def pairs_of(
 
 
 def _any_names(entries: Iterable[str], name: str) -> bool:
-    """Return whether any entry of target_parameters names a parameter: as PEFT compares them."""
+    """Return whether any entry of target_parameters names a parameter, as PEFT compares them."""
     return any(name == entry or name.endswith(f".{entry}") for entry in entries)
 
 
@@ -120,8 +120,9 @@ def split(pair: Fused, tensors: _Arrays) -> dict[str, np.ndarray]:
 
 
 def joined(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> tuple[_Arrays, dict[str, Any]]:
-    """Return the tensors of a file in PEFT's form, and the settings that say so. What an expert lacks in a
-    layer that has an adapter on any is zero there. `shapes` has (out, in) of every linear of the base.
+    """Return the tensors of a file in PEFT's form, and its settings.
+
+    An expert without an adapter has zeros, in a layer with any. `shapes` has (out, in) of the base's linears.
     """
     config = adapter.config
     tensors = adapter.tensors

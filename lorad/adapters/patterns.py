@@ -22,9 +22,7 @@ _MOST_WILD = 64  # keys with wildcards
 
 
 class Pattern:
-    """A table of one kind of values by patterns of names. Raises ValueError, which names the key, for one
-    that is not read.
-    """
+    """A table of values by patterns of names. Raises ValueError, which names the key, for one not read."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._exact: dict[str, int] = {}
@@ -67,8 +65,8 @@ class Pattern:
 def patterns_of(config: AdapterConfig) -> dict[str, dict[str, Any]]:
     """Return `rank_pattern` and `alpha_pattern` of files that name each expert; empty where PEFT needs none.
 
-    PEFT joins gate and up of an expert into one pair of twice the rank where transformers holds them so, and
-    by itself takes twice the alpha for that: which is another scale with rslora.
+    PEFT joins an expert's gate and up into one pair of twice the rank, as transformers does, and takes twice
+    the alpha for it, which is another scale with rslora.
     """
     if not config.experts or not (config.expert_rank or config.rslora):
         return {}

@@ -47,32 +47,31 @@ _SHARED = (
 def write_peft(
     adapter: Adapter, directory: Path, base_model: str, called: Mapping[str, str] | None = None
 ) -> dict[str, FileFact]:
-    """Write the two files of `adapter` into an existing directory; `base_model` is what users load it on.
+    """Write the two files of `adapter` into an existing directory; return their facts for `write_directory`.
 
-    called: what target_modules call linears, by leaf name, for a reader whose linears have other names than
-    its tensors. Returns what was written, for `write_directory`.
+    base_model: The model on which users load it.
+    called: The names in target_modules by leaf name, where a reader has other names for linears than for
+        tensors.
     """
+    settings = _config(adapter.config, base_model)
     leaves = {leaf(module) for module in adapter.config.modules}
     if called and leaves & called.keys():
-        names = sorted({called.get(name, name) for name in leaves})
-        config = _config(adapter.config, base_model) | {"target_modules": names}
-        return _write(adapter, directory, _as_json(config))
-    return _write(adapter, directory, _config_file(adapter.config, base_model))
+        settings = {**settings, "target_modules": sorted({called.get(name, name) for name in leaves})}
+    return _write(adapter, directory, settings)
 
 
 def write_fused(
     adapter: Adapter, directory: Path, base_model: str, shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, FileFact]:
-    """Write `adapter` as `write_peft` does, its experts in PEFT's own form (see `fused.py`). `shapes` has
-    (out, in) of every linear of the base.
-    """
+    """Write `adapter`, its experts in PEFT's own form (see `fused.py`); `shapes` has the base's (out, in)."""
     tensors, settings = joined(adapter, shapes)
     dense = tuple(module for module in adapter.config.modules if not experts_of(module))
     config = _config(replace(adapter.config, modules=dense), base_model)
-    return _write(Adapter(adapter.config, tensors), directory, _as_json(config | settings))
+    return _write(Adapter(adapter.config, tensors), directory, {**config, **settings})
 
 
-def _write(adapter: Adapter, directory: Path, config: bytes) -> dict[str, FileFact]:
+def _write(adapter: Adapter, directory: Path, settings: Mapping[str, Any]) -> dict[str, FileFact]:
+    config = json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"
     with (directory / WEIGHTS).open("wb") as file:
         file.writelines(adapter.parts())
         size = file.tell()
@@ -82,10 +81,10 @@ def _write(adapter: Adapter, directory: Path, config: bytes) -> dict[str, FileFa
 
 
 def outline(directory: Path) -> Outline:
-    """Read what a PEFT directory says of its adapter.
+    """Read the outline of a PEFT directory.
 
-    Raises AdapterRefused (the file, the part and the way out) for pickled weights, variants of LoRA, damaged
-    files, ranks that contradict the configuration, and modules of which a half or a layer is missing.
+    Raises AdapterRefused, with file, part and way out, for pickled weights, variants of LoRA, damaged files,
+    ranks that contradict the configuration, and modules that lack a half or a layer.
     """
     weights = _weights(directory)
     settings = read_settings(directory / CONFIG)
@@ -137,11 +136,11 @@ def outline(directory: Path) -> Outline:
 
 
 def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
-    """Return the adapter of a PEFT directory, upcast to fp32. `base` has the weight files of the model that
-    it is for; None where what it copied of them was compared before.
+    """Return the adapter of a PEFT directory, upcast to fp32.
 
-    Raises AdapterRefused as `outline` does, and for a copy of a weight of the base that is not the base's
-    own.
+    Raises AdapterRefused as `outline` does, and for a copy of a base's weight that differs from the base's.
+
+    base: The model's weight files; None where copies of them were compared before.
     """
     outlined = outline(directory)
     if base is not None:
@@ -175,18 +174,10 @@ def read_peft(directory: Path, base: Sequence[Path] | None = ()) -> Adapter:
 
 
 @cache
-def _config_file(config: AdapterConfig, base_model: str) -> bytes:
-    """Return the bytes of the PEFT configuration, which are the same for every version of a run."""
-    return _as_json(_config(config, base_model))
+def _config(config: AdapterConfig, base_model: str) -> Mapping[str, Any]:
+    """Return the PEFT configuration, whose targets are leaf names, or full names where these mean others too.
 
-
-def _as_json(settings: Mapping[str, Any]) -> bytes:
-    return json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"
-
-
-def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
-    """Return the PEFT configuration. It has leaf names where they mean exactly the modules in layers 0 to
-    n - 1 of a model without towers whose layers all have what any layer has, else the full names.
+    Leaf names serve for layers 0 to n - 1 of a model without towers whose layers all have the same modules.
     """
     modules = config.modules
     numbers = {match.group() for module in modules if (match := _LAYER.search(module))}
@@ -215,8 +206,9 @@ def _config(config: AdapterConfig, base_model: str) -> dict[str, Any]:
 
 
 def _weights(directory: Path) -> Path:
-    """Return the file of the weights. Raises AdapterRefused where there are pickles in its place, and for a
-    link, unless it leads to a file below the directory or, in a snapshot of the hub's cache, to its blobs.
+    """Return the file of the weights. Raises AdapterRefused for pickles in its place and links to elsewhere.
+
+    A link may lead to a file below the directory or, in a snapshot of the hub's cache, to its blobs.
     """
     for link in (path for path in (directory / CONFIG, directory / WEIGHTS) if path.is_symlink()):
         home = directory.resolve()
@@ -238,7 +230,7 @@ def _weights(directory: Path) -> Path:
 
 
 def _whole_modules(tensors: Iterable[str], directory: Path, *, dora: bool) -> tuple[str, ...]:
-    """Return the modules, each of which has all of its parts and no others. Raises AdapterRefused."""
+    """Return the modules. Raises AdapterRefused unless each has all of its parts and no others."""
     parts: dict[str, set[str]] = {}
     for name in tensors:
         match = _KEY.fullmatch(name)
@@ -263,9 +255,9 @@ def _config_of(
     patterns: tuple[Pattern, Pattern],
     directory: Path,
 ) -> AdapterConfig:
-    """Return what both files say: one rank for linears of experts and one for all others, at one alpha.
+    """Return the configuration by both files.
 
-    Raises AdapterRefused where they say anything else.
+    Raises AdapterRefused unless there is one alpha, one rank for linears of experts and one for all others.
     """
     rank_of: dict[bool, int] = {}  # by whether it is of experts
     ranks, alphas = patterns
@@ -307,8 +299,9 @@ def _config_of(
 def _check_used(
     config: AdapterConfig, settings: Mapping[str, Any], patterns: tuple[Pattern, Pattern], directory: Path
 ) -> None:
-    """Refuse keys of the patterns that name nothing, except the ones that lorad writes for another version of
-    transformers. PEFT passes over them; where it joins experts they may mean another rank.
+    """Refuse keys of patterns that name nothing, except lorad's own for other versions of transformers.
+
+    PEFT passes over them; where it joins experts they may mean another rank.
     """
     own = patterns_of(config)
     if not config.experts:
@@ -324,7 +317,7 @@ def _check_used(
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Refuse a file for what a ValueError of the block says."""
+    """Raise AdapterRefused, about a file, for a ValueError of the block."""
     try:
         yield
     except ValueError as error:

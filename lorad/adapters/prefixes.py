@@ -1,6 +1,4 @@
-"""Adapters of other tools by the names of a base, whose file may have another prefix before `layers` than
-tools and classes of transformers put there.
-"""
+"""Renames adapters of other tools, and of classes of transformers, whose prefix before `layers` differs."""
 
 from collections.abc import Collection, Mapping
 
@@ -34,7 +32,7 @@ def adapter_for(base: Collection[str], adapter: Adapter) -> Adapter:
 
 
 def _is_own(names: Mapping[str, str]) -> bool:
-    """Return whether nothing is to be renamed, or two modules would have one name."""
+    """Return whether there is nothing to rename, or two modules would get the same name."""
     return len({*names.values()}) < len(names) or all(name == own for name, own in names.items())
 
 

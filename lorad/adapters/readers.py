@@ -1,5 +1,6 @@
-"""Who reads a directory with an adapter on experts as it was trained: what PEFT 0.21 on transformers 5, vLLM
-0.32 and SGLang 0.5.23 were seen to do.
+"""Tells who reads an adapter on experts as it was trained: PEFT, vLLM and SGLang.
+
+They were tried as PEFT 0.21 on transformers 5, vLLM 0.32 and SGLang 0.5.23.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,8 +34,9 @@ def refuse_fused(config: AdapterConfig, model_type: str) -> None:
 
 
 def refuse_interleaved(outlined: Outline, model_type: str, interleaved: Collection[str]) -> None:
-    """Raise AdapterRefused for PEFT's own form where gate and up take turns in a base's tensors, and so in
-    those of the adapter; `interleaved` has the model types of such bases.
+    """Raise AdapterRefused for PEFT's own form on a base of a type in `interleaved`.
+
+    There gate and up take turns in the base's tensors, and so in the adapter's.
     """
     if outlined.fused and model_type in interleaved:
         raise AdapterRefused(
@@ -44,8 +46,9 @@ def refuse_interleaved(outlined: Outline, model_type: str, interleaved: Collecti
 
 
 def why_not(config: AdapterConfig, shapes: _Shapes, model_type: str) -> dict[str, str]:
-    """Return for each reader of a directory with names of single experts why it does not read what was
-    trained; "" where it does. `shapes` has (out, in) of every linear of the base.
+    """Return by reader why it does not read names of single experts as they were trained; "" if it does.
+
+    shapes: (out, in) of every linear of the base.
     """
     is_partial = any(experts_of(name) for name in partners_of(config.modules, shapes, ()))
     parts = "some experts of a layer alone, or some of their linears" if is_partial else ""

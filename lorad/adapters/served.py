@@ -1,10 +1,10 @@
-"""The engine form of an adapter: what a server reads, which makes the same change of the base as the version.
+"""The form of an adapter that a server reads, which changes the base as the version does.
 
 Servers read less than PEFT writes. SGLang knows no rsLoRA, and dies of an adapter on `k_proj`, `v_proj` or
 `up_proj` alone, since it computes q, k and v in one product, and gate and up. It has one rank and one scale
 for all modules of an adapter. vLLM takes adapters on the experts of a layer only all together.
 
-Some linears servers know by the names of their parts: SGLang has `in_proj_q`, `in_proj_k` and `in_proj_v` for
+Servers know some linears by the names of their parts: SGLang has `in_proj_q`, `in_proj_k` and `in_proj_v` for
 `in_proj_qkv` of a gated delta net. An adapter on the parts, each with the A of the whole and its own rows of
 B, makes the same change.
 """
@@ -23,13 +23,12 @@ _Shapes = Mapping[str, tuple[int, int]]
 
 
 def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], dtype: str) -> Adapter:
-    """Return an adapter with its scale written as alpha / rank, partners with a zero B where its modules need
-    them, and cast.
+    """Return an adapter cast, at the scale alpha / rank, with partners of a zero B where modules need them.
 
     Where any linear of an expert is adapted, all linears of all experts of its layer are. Where experts have
-    a rank of their own, what has the lower one is filled up with zeros, and the B of experts has what their
-    scale is more or less than the scale of the rest. An adapter that has this form already is returned as it
-    is. DoRA has no such form: see `lorad/limits`.
+    a rank of their own, tensors of the lower rank are filled up with zeros, and the B of experts makes up for
+    their other scale. An adapter of this form already is returned itself. DoRA has no such form: see
+    `lorad/limits`.
 
     Args:
         shapes: (out, in) of every linear of the base.
@@ -72,12 +71,7 @@ def served(adapter: Adapter, shapes: _Shapes, joined: Sequence[Sequence[str]], d
 
 
 def divided(adapter: Adapter, shapes: _Shapes, parts: Mapping[str, Parts]) -> Adapter:
-    """Return an adapter with several modules in the place of one: each with its A, and its rows of its B.
-
-    Args:
-        shapes: (out, in) of every linear of the base.
-        parts: The parts of linears of the base, by leaf name.
-    """
+    """Return an adapter on the parts of linears, by leaf name: each has the A, and its own rows of the B."""
     config = adapter.config
     if not any(leaf(module) in parts for module in config.modules):
         return adapter
@@ -97,8 +91,9 @@ def divided(adapter: Adapter, shapes: _Shapes, parts: Mapping[str, Parts]) -> Ad
 
 
 def partners_of(modules: Sequence[str], shapes: _Shapes, joined: Sequence[Sequence[str]]) -> list[str]:
-    """Return the linears beside `modules`, in the same part of the same layer, that the server wants an
-    adapter on as well; beside an expert all those of its layer.
+    """Return the linears beside `modules` that need an adapter as well.
+
+    `joined` has the linears of one part that a server adapts together. Experts take those of all their layer.
     """
     present = set(modules)
     partners = set[str]()

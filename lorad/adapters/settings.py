@@ -85,10 +85,9 @@ _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read `adapter_config.json`.
+    """Read `adapter_config.json`. Raises AdapterRefused, which names every key that lorad does not compute.
 
-    Raises AdapterRefused, which names every key whose value is not computed here, and every unknown key that
-    has a value.
+    These include unknown keys that have a value.
     """
     try:
         settings = json.loads(read_file(path, CONFIG_BYTES))
@@ -110,9 +109,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _wrong(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what to do about each key that changes what an adapter computes, about a start that moved a part
-    of the base to the adapter, and about a wrong rank, alpha or dropout, by a sentence about it.
-    """
+    """Return a hint by a sentence for each wrong key, a start that changed the base, and wrong numbers."""
     wrong = {
         f"{key} is {short(settings[key])}": hint
         for key, (harmless, hint) in _REFUSED.items()

@@ -41,8 +41,7 @@ _LAYER = re.compile(r"\.[^.]*\.(\d+)\.")  # the first counts, as for PEFT
 class Named(NamedTuple):
     """The modules that adapter_config.json names, as PEFT compares them: entries are names or their ends.
 
-    Entries are None where a regular expression names them, which is not evaluated here. `layers` has the only
-    layers; None for all.
+    Entries are None in place of a regular expression, which is not evaluated here. `layers` None means all.
     """
 
     targets: frozenset[str] | None
@@ -73,9 +72,9 @@ def match_modules(
 ) -> tuple[str, ...]:
     """Return the sorted logical names of `shapes` that `target_modules` names and `exclude_modules` does not.
 
-    `shapes` has (out, in) of every linear of the base by logical name. Raises SpecError for an entry that
-    matches nothing (but `lm_head` may be excluded where there is none) and when no module is left. The
-    modules `others` get no adapter in any case, and may be excluded all the same.
+    `shapes` has (out, in) of every linear of the base by logical name; `others` are modules without adapters,
+    which may be excluded all the same. Raises SpecError for an entry that matches nothing (but `lm_head` may
+    be excluded where there is none) and when no module is left.
     """
     if not shapes:
         raise SpecError(
@@ -100,18 +99,16 @@ def leaf(name: str) -> str:
 
 
 def in_layers(name: str) -> str:
-    """Return what all names of a linear have in common: `model.language_model.layers.0.mlp.up_proj` ->
-    `layers.0.mlp.up_proj`.
-    """
+    """Return what a linear's names share: `model.layers.0.mlp.up_proj` -> `layers.0.mlp.up_proj`."""
     match = _IN_LAYERS.search(name)
     return match[1] if match else name
 
 
 def renamed(names: Iterable[str], base: Iterable[str]) -> dict[str, str]:
-    """Return the name in `base` of each of `names`: its own, or else that of the same linear of the same
-    layer, as tools and classes put another prefix before `layers`. A name without a counterpart stays.
+    """Return each name in `base`: itself, or the same linear's of the same layer behind another prefix.
 
-    Raises SpecError where two names of the base are alike behind the prefix.
+    Tools and classes put different prefixes before `layers`. A name without a counterpart stays. Raises
+    SpecError where two names of the base are alike behind the prefix.
     """
     present = set(base)
     alike: dict[str, list[str]] = {}
@@ -131,9 +128,7 @@ def renamed(names: Iterable[str], base: Iterable[str]) -> dict[str, str]:
 
 
 def experts_of(name: str) -> str:
-    """Return the experts that a linear belongs to: `model.layers.0.mlp.experts.3.up_proj` ->
-    `model.layers.0.mlp.experts`; "" for any other.
-    """
+    """Return a linear's experts: `layers.0.mlp.experts.3.up_proj` -> `layers.0.mlp.experts`; else ""."""
     match = _OF_EXPERT.fullmatch(name)
     return match[1] if match else ""
 

@@ -1,5 +1,4 @@
-"""Files of safetensors: writing one, and reading one that somebody else wrote, of whose header every claim
-is checked.
+"""Writes files of safetensors, and reads others', checking every claim of the header.
 
 Format: 8 bytes little-endian header length, JSON header, data; see the safetensors project's README. Unlike
 `safetensors.numpy`, this reads bfloat16.
@@ -32,18 +31,14 @@ _DAMAGED = "the file is damaged or incomplete: copy or export it again"
 
 
 def serialized(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """Return the parts of a file with these tensors: byte for byte what `safetensors.numpy.save` makes,
-    without a copy.
-    """
+    """Return the parts of a file, byte for byte as `safetensors.numpy.save` makes it, without a copy."""
     header, names = _header(tuple((name, tensor.dtype.str, tensor.shape) for name, tensor in tensors.items()))
     return [header, *(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data for name in names)]
 
 
 @lru_cache
 def _header(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, list[str]]:
-    """Return the beginning of a file with the name, dtype and shape of each tensor, and the names in the
-    order of their data.
-    """
+    """Return the header of tensors by name, dtype and shape, and the names in the order of their data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in sorted(layout, key=lambda entry: (-np.dtype(entry[1]).itemsize, entry[0])):
@@ -63,7 +58,7 @@ def bfloat16_bits(array: np.ndarray) -> np.ndarray:
 
 
 class _Entry(NamedTuple):
-    """What the header says of one tensor, whose bytes in the file begin at `start` and end at `end`."""
+    """A tensor by the header; its bytes in the file are from `start` to `end`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -72,23 +67,20 @@ class _Entry(NamedTuple):
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of every tensor from the header alone, checked against the file's size.
-
-    Raises AdapterRefused.
-    """
+    """Read every tensor's shape from the header, checked against the file's size. Raises AdapterRefused."""
     with _opened(path) as (_, entries):
         return {name: entry.shape for name, entry in entries.items()}
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return all tensors of `path`, or the ones in `names`, as fp32 arrays that cannot be written to.
+    """Return all tensors of `path`, or those in `names`, as fp32 arrays that cannot be written to.
 
-    Nothing but the header is read before all that it claims fits the file. Raises AdapterRefused that names
-    the file and the tensor.
+    Nothing but the header is read before all its claims fit the file. Raises AdapterRefused, which names the
+    file and the tensor.
     """
     with _opened(path) as (file, entries):
         chosen = {name: entry for name, entry in entries.items() if names is None or name in names}
-        return {name: _array(entry, _bytes_of(file, entry, path, name)) for name, entry in chosen.items()}
+        return {name: _array(file, entry, path, name) for name, entry in chosen.items()}
 
 
 def find_tensor(paths: Iterable[Path], name: str) -> Path | None:
@@ -159,21 +151,13 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, _Entry]]]:
         ) from error
 
 
-def _bytes_of(file: BinaryIO, entry: _Entry, path: Path, name: str) -> memoryview:
-    file.seek(entry.start)
-    data = file.read(entry.end - entry.start)
-    if len(data) != entry.end - entry.start:
-        raise AdapterRefused(f"{path}: {name} was cut while it was read", hint=_DAMAGED)
-    return memoryview(data)
-
-
 def _slice(file: BinaryIO, entry: _Entry, first: int, path: Path, name: str) -> np.ndarray:
     """Return `_SLICE` values from number `first` on, or as many as are left."""
     count = min(_SLICE, math.prod(entry.shape) - first)
     size = _ITEM_BYTES[entry.dtype]
     start = entry.start + first * size
     part = _Entry(entry.dtype, (count,), start, start + count * size)
-    return _array(part, _bytes_of(file, part, path, name))
+    return _array(file, part, path, name)
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
@@ -223,7 +207,11 @@ def _span(entry: Any, path: Path, name: str) -> tuple[int, int]:
     return start, end
 
 
-def _array(entry: _Entry, data: memoryview) -> np.ndarray:
+def _array(file: BinaryIO, entry: _Entry, path: Path, name: str) -> np.ndarray:
+    file.seek(entry.start)
+    data = file.read(entry.end - entry.start)
+    if len(data) != entry.end - entry.start:
+        raise AdapterRefused(f"{path}: {name} was cut while it was read", hint=_DAMAGED)
     if entry.dtype == "BF16":  # the upper half of a float32
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         values = bits.view(np.float32)

@@ -35,9 +35,7 @@ def validate(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> None:
 
 
 def refuse_unfit(outlined: Outline, shapes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor. Raises AdapterRefused, naming the tensor, unless they fit `shapes`;
-    no weight is read before.
-    """
+    """Return every tensor's shape, by no weights. Raises AdapterRefused, naming a tensor that is unfit."""
     expected = expected_shapes(outlined.config, shapes)
     if not expected:
         _refuse("it adapts no module", "name some in lora.target_modules")

@@ -15,7 +15,7 @@ from lorad.api.sweep import Sweep
 from lorad.api.table import Table
 from lorad.box.paths import Home
 from lorad.client import launch
-from lorad.client.boxes.hosts import Place, read_hosts, there
+from lorad.client.boxes.hosts import Place, far_home, read_hosts
 from lorad.client.client import Client
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError
@@ -45,22 +45,18 @@ def connect(home: str | os.PathLike[str] | None = None, *, start: bool = True) -
     Transport.on_other_version = _other_version
     place: Place | None = None
     if isinstance(home, str) and (home.startswith("ssh://") or home in read_hosts().hosts):
-        place = there(home)
+        place = far_home(home)
     elif home is not None:
         place = Home(expanded(home).absolute())
-    if start:
-        return Lorad(DaemonConnection(launch.connected(place).telling(_unseen), start))
-    client = Client(place)
-    try:
-        client.status()
-    except DaemonUnreachable as error:
-        hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
-        raise DaemonUnreachable(error.message, hint=hint) from None
-    return Lorad(DaemonConnection(client.telling(_unseen), start))
-
-
-def _unseen(words: str) -> None:
-    """Take what the daemon says it is doing, and show nothing. A client that listens waits longer for it."""
+    client = launch.connected(place) if start else Client(place)
+    if not start:
+        try:
+            client.status()
+        except DaemonUnreachable as error:
+            hint = f"{error.hint} Or let `lorad.connect(start=True)` start it."
+            raise DaemonUnreachable(error.message, hint=hint) from None
+    client.telling(lambda words: None)  # a client that listens waits longer
+    return Lorad(DaemonConnection(client, start))
 
 
 def _other_version(version: str, box: str) -> None:
@@ -108,9 +104,8 @@ class Lorad:
         and Conflict when the name is taken.
         """
         text, source, cwd = spec_text(spec)
-        queued = self.client.run(
-            text, source=source, cwd=cwd, overrides=overrides(keys, self.client.where), name=name
-        )
+        changed = overrides(keys, self.client.where)
+        queued = self.client.run(text, source=source, cwd=cwd, overrides=changed, name=name)
         run = Run(self._connection, queued)
         with contextlib.suppress(DaemonUnreachable):  # the run exists all the same, and its details have them
             for warning in run.details.warnings:

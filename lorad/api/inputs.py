@@ -5,13 +5,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from lorad.client.boxes.hosts import Place
-from lorad.client.overrides import from_here
-from lorad.client.spec_file import read_spec
+from lorad.client.overrides import from_here, read_spec
 from lorad.errors import SpecError
 from lorad.records.versions import Version
 
@@ -22,16 +21,10 @@ _WORDS = ("null", "true", "false", "inf", "nan", ".inf", ".nan")
 _HINT = 'Give a file ("run.yaml"), its text, or a dict: {"data": {"train": "sort"}}.'
 
 
-class _SpecText(NamedTuple):
-    """The text of a spec, its name in messages, and where its relative paths begin."""
+def spec_text(spec: Spec) -> tuple[str, str, str]:
+    """Return the text of a spec, its name in messages, and where its relative paths begin.
 
-    text: str
-    source: str
-    cwd: str
-
-
-def spec_text(spec: Spec) -> _SpecText:
-    """Read a spec: a dict, the text of one (of several lines, or with `: `), or else the name of a file.
+    spec: a dict, the text of one (of several lines, or with `: `), or else the name of a file.
 
     Raises SpecError for a file that cannot be read, and for values that YAML does not have.
     """
@@ -40,14 +33,14 @@ def spec_text(spec: Spec) -> _SpecText:
 
         plain = {str(key): _builtin(str(key), value) for key, value in spec.items()}
         text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-        return _SpecText(text, "spec", str(Path.cwd()))
+        return text, "spec", str(Path.cwd())
     name = os.fspath(spec)
     if isinstance(spec, str) and not name.lower().endswith(_FILES) and ("\n" in name or ": " in name):
-        return _SpecText(name, "spec", str(Path.cwd()))
+        return name, "spec", str(Path.cwd())
     if not name or name == "-":
         raise SpecError("there is no spec", hint=_HINT)
     text, source, directory = read_spec(name)
-    return _SpecText(text, source, str(directory))
+    return text, source, str(directory)
 
 
 def overrides(keys: Mapping[str, Any], where: "Place | None" = None) -> list[str]:
@@ -90,7 +83,6 @@ def _leaves(section: type[msgspec.Struct], prefix: str, keys: Mapping[str, Any])
 
 
 def _value(key: str, value: Any) -> str:
-    """Write a value as YAML in one line."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     return json.dumps(_builtin(key, value), ensure_ascii=False)

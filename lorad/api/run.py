@@ -177,10 +177,7 @@ class Run:
 
     # -- waiting ---------------------------------------------------------------------------------------------
     def wait(
-        self,
-        *,
-        until: str | Callable[[RunDetails], bool] | None = None,
-        timeout: float | None = None,
+        self, *, until: str | Callable[[RunDetails], bool] | None = None, timeout: float | None = None
     ) -> RunDetails:
         """Wait until the run is over, that is ended or paused.
 
@@ -207,15 +204,15 @@ class Run:
     # -- control ---------------------------------------------------------------------------------------------
     def stop(self) -> "Run":
         """Have it finish its step, write a checkpoint and end; it can still be resumed. Returns at once."""
-        return self._is(self._client.stop(self.name))
+        return self._updated(self._client.stop(self.name))
 
     def pause(self) -> "Run":
         """Have it finish its step and write a checkpoint, and keep it for `resume`. Returns at once."""
-        return self._is(self._client.pause(self.name))
+        return self._updated(self._client.pause(self.name))
 
     def kill(self) -> "Run":
         """End it at once; a resume starts at its last checkpoint."""
-        return self._is(self._client.kill(self.name))
+        return self._updated(self._client.kill(self.name))
 
     def resume(self, /, *, step: int | None = None, steps: int | None = None, **keys: Any) -> "Run":
         """Continue exactly from the checkpoint of a step, by default the newest.
@@ -225,11 +222,8 @@ class Run:
 
         Raises Conflict while the run is at work, and SpecError for keys that may not change.
         """
-        return self._is(
-            self._client.resume(
-                self.name, step=step, steps=steps, overrides=overrides(keys, self._client.where)
-            )
-        )
+        changed = overrides(keys, self._client.where)
+        return self._updated(self._client.resume(self.name, step=step, steps=steps, overrides=changed))
 
     def fork(
         self,
@@ -252,9 +246,8 @@ class Run:
         Raises SpecError and Conflict.
         """
         origin = self.name if version is None else f"{self.name}@{version}"
-        forked = self._client.fork(
-            origin, overrides=overrides(keys, self._client.where), name=name, steps=steps, fresh=fresh
-        )
+        changed = overrides(keys, self._client.where)
+        forked = self._client.fork(origin, overrides=changed, name=name, steps=steps, fresh=fresh)
         return Run(self._connection, forked)
 
     def rename(self, name: str) -> "Run":
@@ -263,7 +256,7 @@ class Run:
         Raises Conflict while it works or something uses one of its versions, and where another run has or had
         the name.
         """
-        return self._is(self._client.rename(self.name, name))
+        return self._updated(self._client.rename(self.name, name))
 
     def remove(self) -> Removed:
         """Delete the run with its versions, checkpoints, samples and logs. Raises Conflict while it is at
@@ -288,16 +281,14 @@ class Run:
     def _client(self) -> Client:
         return self._connection.client
 
-    def _is(self, summary: runs.Run) -> "Run":
+    def _updated(self, summary: runs.Run) -> "Run":
         """Remember what the daemon said of the run now."""
         self._summary = summary
         return self
 
     def _last_event(self) -> int | None:
         """Return the id of the last event of a run that is over, else None."""
-        if not is_over(self.details):
-            return None
-        return self._newest_event()
+        return self._newest_event() if is_over(self.details) else None
 
     def _newest_event(self) -> int:
         return max((event.id for event in self._client.history(self.name, limit=1)), default=0)

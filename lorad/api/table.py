@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 import msgspec
 
-from lorad.text import one_line
+from lorad.text import counted, one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -102,13 +102,12 @@ class Table(list[T]):
 
         left_out = f", {len(self.columns) - fitting} more columns" if fitting < len(self.columns) else ""
         body = ("…" if row is None else line(row) for row in rows)
-        return "\n".join([line(self.columns), *body, f"({count} row{'s' * (count != 1)}{left_out})"])
+        return "\n".join([line(self.columns), *body, f"({counted(count, 'row')}{left_out})"])
 
     def _repr_html_(self) -> str:
         if "pandas" in sys.modules:
             frame: Any = self.to_pandas()
             return str(frame._repr_html_() or frame.to_html())
-        count = len(self)
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         between = f'<tr><td colspan="{len(self.columns)}">…</td></tr>'
         body = "".join(
@@ -116,7 +115,7 @@ class Table(list[T]):
             for row in self._shown()
         )
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f'<div style="overflow-x: auto">{table}<p>{count} row{"s" * (count != 1)}</p></div>'
+        return f'<div style="overflow-x: auto">{table}<p>{counted(len(self), "row")}</p></div>'
 
     def _shown(self) -> list[list[str] | None]:
         """Return the cells of the rows that are shown; None stands for those between."""

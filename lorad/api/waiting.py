@@ -28,12 +28,6 @@ def has_failed(run: Run) -> bool:
     return run.state == RunState.ENDED and run.reason not in _GOOD
 
 
-def failure(run: Run) -> RunFailed:
-    """Make the error of a run that did not end well."""
-    hint = f"`lorad logs {run.name}` shows what it printed, `lorad resume {run.name}` continues it."
-    return RunFailed(run.name, run.reason or run.state, run.detail, step=run.step, hint=hint)
-
-
 def where(run: Run) -> str:
     """Say where a run is: `running at step 3 of 10`."""
     state = f"{run.state} ({run.reason})" if run.reason else run.state
@@ -68,7 +62,8 @@ def wait(connection: DaemonConnection, name: str, *, until: Until, timeout: floa
         if reached:  # by what the daemon knows now, which may be more than it did then
             return connection.client.show(name) if isinstance(until, Condition) else run
         if has_failed(run):
-            raise failure(run)
+            hint = f"`lorad logs {name}` shows what it printed, `lorad resume {name}` continues it."
+            raise RunFailed(name, run.reason or run.state, run.detail, step=run.step, hint=hint)
         if is_over(run):
             if until is None:
                 return run

@@ -1,4 +1,4 @@
-"""What a pass keeps for its backward, by which micro-batches are made. Imports no torch."""
+"""The bytes that a pass keeps for its backward, by which micro-batches are made. Imports no torch."""
 
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ writes: measured as 7 to 10 float32 in runs of 16 to 300 tokens. No other layer'
 
 
 class _TokenBytes(NamedTuple):
-    """Bytes that a token keeps. dropout: how many more with dropout, or DoRA. recomputed: with activation
-    checkpointing, one layer's included.
+    """Bytes that a token keeps, that it keeps more with dropout or DoRA, and with activation checkpointing.
+
+    recomputed: one layer's included.
     """
 
     token: int
@@ -36,11 +37,7 @@ class _TokenBytes(NamedTuple):
 
 
 def kept(facts: ModelFacts, width: int, parts: int = 1) -> _TokenBytes:
-    """Foresee what a token of a model keeps.
-
-    width: how many bytes a number has.
-    parts: over how many ranks a token is cut.
-    """
+    """Foresee what a token of a model keeps, of `width` bytes a number and cut over `parts` ranks."""
     dense = sum(sum(shape) for name, shape in facts.linears.items() if name != HEAD)
     experts = sum(sum(shape) for shape in facts.experts.values())
     of_experts = sum(out * into for out, into in facts.experts.values())
@@ -57,5 +54,5 @@ def kept(facts: ModelFacts, width: int, parts: int = 1) -> _TokenBytes:
 
 
 def on_cpu(granted: float, bases: int, ranks: int = 1) -> int:
-    """Return the bytes for activations of each rank. granted: to the pool. bases: bytes of all."""
+    """Return the bytes for activations of each rank, of those that a pool with such bases is granted."""
     return max(0, int(granted) - bases - CPU_CACHE) // ADAPTERS // ranks

@@ -1,5 +1,4 @@
-"""Can lorad use this server here? `python -m lorad.backends.engine_probe KIND [--no-start]`, for
-`lorad doctor`.
+"""Find out whether lorad can use a server here: `python -m lorad.backends.engine_probe KIND [--no-start]`.
 
 Writes JSON on stdout, one object a line: {"note": text} while something takes its time,
 {"check": InterpreterFinding}. Exits with 0 when it could say what is the matter, whatever that is.
@@ -38,7 +37,7 @@ def main() -> None:
 
     async def report() -> None:
         async for finding in _findings(arguments.kind, start=not arguments.no_start):
-            _write({"check": msgspec.to_builtins(finding)})
+            _write({"check": finding})
 
     asyncio.run(report())
 
@@ -93,7 +92,7 @@ async def _findings(kind: str, *, start: bool) -> AsyncIterator[InterpreterFindi
 
 
 class _Notes(logging.Handler):
-    """What the engine logs while it starts."""
+    """Writes as notes what the engine logs while it starts."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _write({"note": record.getMessage()})
@@ -104,7 +103,7 @@ def _write(line: object) -> None:
 
 
 def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
-    """Is the server installed beside the interpreter that config.yaml names?"""
+    """Say whether the server is installed beside the interpreter that config.yaml names."""
     if backend is None or backend.python is None:
         lines = "\n".join(install_lines(kind))
         return InterpreterFinding(
@@ -117,13 +116,8 @@ def _interpreter(kind: str, backend: Backend | None) -> InterpreterFinding:
     old = installed.is_older(version, kind)
     about = f" (lorad was tried with {SERVERS[kind].tried} and later)" if old else ""
     facts = {"python": str(backend.python), "version": version, "env": sorted(backend.env)}
-    return InterpreterFinding(
-        "interpreter",
-        not old,
-        f"{kind} {version} in {backend.python}{about}",
-        installed.install_hint(kind),
-        facts,
-    )
+    words = f"{kind} {version} in {backend.python}{about}"
+    return InterpreterFinding("interpreter", not old, words, installed.install_hint(kind), facts)
 
 
 if __name__ == "__main__":

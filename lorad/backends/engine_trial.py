@@ -1,6 +1,4 @@
-"""A server tried out: started on the builtin tiny model, given a random adapter, compared with the builtin
-engine.
-"""
+"""Try a server out: it starts on the builtin tiny model and is compared with the builtin engine."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -38,39 +36,30 @@ _CANARIES = Batch.of(
 )
 
 
-def _setup_of(backend: Backend) -> ServerSetup:
-    return ServerSetup(
-        python=str(backend.python),
-        env=backend.env,
-        max_rank=16,
-        targets=tuple(sorted({leaf(module) for module in _SHAPES})),
-        context_length=256,
-    )
-
-
-def _dtype_on(device: str) -> str:
-    return "float32" if device == "cpu" else "bfloat16"
-
-
 def command(kind: str, backend: Backend, device: str) -> InterpreterFinding:
     """Report the command that lorad starts, so that it can be started by hand."""
-    settings = _settings_on(backend, device)
+    _, settings = _setup_on(backend, device)
     dialect = _remote(kind).dialect()
     argv = dialect.command(str(backend.python), settings, Path("SOCKET"))
     facts = {"argv": argv, "environment": dialect.environment(settings), "env_of_config": sorted(backend.env)}
     return InterpreterFinding("command", True, f"{len(argv)} arguments; --json lists them", facts=facts)
 
 
-def _settings_on(backend: Backend, device: str) -> ServerSettings:
-    return settings_of(
-        _setup_of(backend),
+def _setup_on(backend: Backend, device: str) -> tuple[ServerSetup, ServerSettings]:
+    targets = tuple(sorted({leaf(module) for module in _SHAPES}))
+    setup = ServerSetup(
+        python=str(backend.python), env=backend.env, max_rank=16, targets=targets, context_length=256
+    )
+    settings = settings_of(
+        setup,
         model=_TINY,
-        dtype=_dtype_on(device),
+        dtype="float32" if device == "cpu" else "bfloat16",
         device=device,
         threads=1,
         memory_fraction=_MEMORY_FRACTION,
         sleep=False,
     )
+    return setup, settings
 
 
 def _remote(kind: str) -> type[RemoteEngine]:
@@ -96,7 +85,8 @@ async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIt
     prompt = Prompt("p", np.array([5, 9, 7, 11], np.int32), np.arange(_SAMPLES, dtype=np.uint64))
     sampling = Sampling(max_new_tokens=_NEW_TOKENS, stream=False)
     clock = _Clock()
-    engine = await _remote(kind).open(_setup_of(backend), _settings_on(backend, device), _SHAPES, work=work)
+    setup, settings = _setup_on(backend, device)
+    engine = await _remote(kind).open(setup, settings, _SHAPES, work=work)
     try:
         yield clock.finding("start", "until it took requests")
         await engine.load(_VERSION, source)
@@ -110,7 +100,7 @@ async def trial(kind: str, backend: Backend, device: str, work: Path) -> AsyncIt
         await engine.close()
     yield clock.finding("stop", "until nothing of it was left")
     ours = await _builtin_scores(source)
-    yield compared(theirs, ours, _dtype_on(device))
+    yield compare_scores(theirs, ours, settings.dtype)
 
 
 @dataclass(eq=False)
@@ -142,13 +132,14 @@ async def _builtin_scores(source: AdapterSource) -> list[np.ndarray]:
         compute.close()
 
 
-def compared(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: str) -> InterpreterFinding:
-    """Base against base and adapter against adapter; NaN is a difference."""
+def compare_scores(
+    theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], dtype: str
+) -> InterpreterFinding:
+    """Compare base with base and adapter with adapter; NaN is a difference."""
     differences = [np.abs(a.astype(np.float64) - b) for a, b in zip(theirs, ours, strict=True)]
-    worst = [float(difference.max()) for difference in differences]
+    base, adapter = (float(difference.max()) for difference in differences)
     limit = _LIMITS[dtype]
     ok = all(float(difference.mean()) <= limit for difference in differences)
-    base, adapter = worst
     detail = f"differ by at most {base:.1e} (base) and {adapter:.1e} (adapter) from lorad's own, in {dtype}"
     hint = (
         "The server does not compute what lorad trains: samples would be of another policy. "

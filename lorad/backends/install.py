@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def plan(recipe: Recipe, prefix: Path, python: str | None = None) -> dict[str, str]:
-    """Map what is to be done to its commands, empty where the backend is installed in `prefix`.
+    """Map the steps of an installation in `prefix` to their commands; {} where the backend is installed.
 
     python: the interpreter that the environment is made of; None looks for one.
 
@@ -104,8 +104,9 @@ def plan(recipe: Recipe, prefix: Path, python: str | None = None) -> dict[str, s
 
 
 def install(recipe: Recipe, prefix: Path, steps: Mapping[str, str]) -> None:
-    """Do the steps of a plan, unless another process did them meanwhile. What was broken off is removed
-    before. Raises LoradError where a step fails.
+    """Do the steps of a plan, unless another process did them meanwhile. Raises LoradError.
+
+    An environment that was broken off is removed before.
     """
     if not steps:
         return
@@ -151,9 +152,7 @@ def _is_ready(venv: Path) -> bool:
 
 
 def uv_settings() -> dict[str, str]:
-    """Return the variables by which uv takes packages from where pip would, and trusts whom pip trusts; what
-    the environment says stays.
-    """
+    """Return the variables by which uv has the sources and certificates of pip; others' values stay."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True).stdout  # nothing where it has no pip
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
@@ -166,15 +165,14 @@ def uv_settings() -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the steps."""
     return uv_settings() | os.environ | _PIP
 
 
 def _find_python(recipe: Recipe, prefix: Path, named: str | None) -> str:
     """Return an interpreter that the recipe is for, and warn root of one that other users cannot start.
 
-    Where lorad's own was installed is looked at before PATH: who can start lorad can start that.
-    Raises SpecError where this machine has none, or the one that is named is another.
+    Where lorad's own was installed is looked at before PATH: who can start lorad can start that. Raises
+    SpecError where this machine has none, or the named one is another.
     """
     names = [named] if named else [*(f"python{version}" for version in recipe.pythons), sys.executable]
     places = os.pathsep.join([f"{sys.base_prefix}/bin", os.environ.get("PATH", os.defpath)])

@@ -1,4 +1,4 @@
-"""Whether a server, or a trainer that runs in an environment of its own, is installed, and how to install it.
+"""Find out whether a server or a trainer with ranks is installed, and say how to install it.
 
 Imports none of them.
 """
@@ -31,10 +31,7 @@ TRIED = {
 
 
 def install_lines(backend: str, *, gpu: bool | None = None) -> list[str]:
-    """List the commands that install the backend, then the lines of config.yaml that name it.
-
-    gpu: see `lorad/backends/recipes.py`.
-    """
+    """List the commands that install a backend, then its lines of config.yaml; `recipes` describes `gpu`."""
     if backend != "fsdp":
         return recipes.install_lines(backend, gpu=gpu)
     python = f"{recipes.PREFIX}/{backend}/bin/python"
@@ -64,9 +61,7 @@ def mending_hint(backend: str) -> str:
 
 
 def interpreter_of(backend: str, named: Path | None) -> Path:
-    """Return the interpreter that config.yaml names; for fsdp lorad's own otherwise. Raises SpecError for one
-    that is not named.
-    """
+    """Return the interpreter that config.yaml names, or lorad's own for fsdp. Raises SpecError."""
     if named is not None:
         return named
     if backend == "megatron":
@@ -77,9 +72,7 @@ def interpreter_of(backend: str, named: Path | None) -> Path:
 
 
 def installed_version(server: str, python: Path) -> str:
-    """Return the version of the server beside the interpreter `python`. Raises SpecError that says how to
-    install it.
-    """
+    """Return the server's version beside an interpreter. Raises SpecError that says how to install it."""
     names = SERVERS[server].distributions
     versions = _versions(server, python, names, "rollout.backend")
     if not versions:
@@ -89,9 +82,7 @@ def installed_version(server: str, python: Path) -> str:
 
 
 def installed_versions(trainer: str, python: Path, *, gpu: bool = False) -> Mapping[str, str]:
-    """List the versions of what the trainer needs beside the interpreter. Raises SpecError that says what is
-    missing.
-    """
+    """List the versions of what the trainer needs beside an interpreter. Raises SpecError for a lack."""
     needed = (*NEEDED[trainer], *(FOR_GPUS.get(trainer, ()) if gpu else ()))
     versions = _versions(trainer, python, needed, "trainer.backend")
     if missing := [name for name in needed if name not in versions]:

@@ -1,5 +1,4 @@
-"""How SGLang, vLLM and Megatron are installed: the commands that hints print and `lorad backends install`
-runs.
+"""The commands that install SGLang, vLLM and Megatron: hints print them, `lorad backends install` runs them.
 
 Imports the standard library alone: CI installs backends before lorad's own environment exists.
 """
@@ -48,14 +47,13 @@ _LOOK = (
 class Recipe:
     """How one backend is installed for one device.
 
-    Attributes:
-        kind: the backend.
-        device: `cpu`, or `cu` for GPUs.
-        pins: exact versions, as pip reads them, of all that is installed.
-        apart: regular expression of pins that are not installed with the others.
-        env: variables of the backend's processes, for `config.yaml`.
-        gigabytes: what it takes on disk.
-        pythons: the versions of Python that it is installed on, the usual one first.
+    kind: the backend.
+    device: `cpu`, or `cu` for GPUs.
+    pins: exact versions, as pip reads them, of all that is installed.
+    apart: regular expression of pins that are not installed with the others.
+    env: variables of the backend's processes, for `config.yaml`.
+    gigabytes: what it takes on disk.
+    pythons: the versions of Python that it is installed on, the usual one first.
     """
 
     kind: str
@@ -74,7 +72,6 @@ class Recipe:
 
     @property
     def version(self) -> str:
-        """Return the version of the backend itself."""
         versions = dict(pin.split("==") for pin in self.pins)
         names = ("megatron-bridge",) if self.kind == "megatron" else (self.kind, f"{self.kind}-cpu")
         return next(versions[name] for name in names if name in versions)
@@ -85,7 +82,7 @@ class Recipe:
         venv: the directory that is made.
         python: the interpreter that it is made of.
         pip: the command that installs; "" is pip's own.
-        torch_index: URL of the index that torch comes from; "" is where all comes from.
+        torch_index: URL of the index of torch; "" for that of all others.
         """
         own = shlex.quote(f"{venv}/bin/python")
         file = shlex.quote(str(_PINS / f"{self.kind}-{self.device}.txt"))
@@ -125,12 +122,9 @@ class Recipe:
 
 
 def recipe_of(kind: str, device: str = "") -> Recipe:
-    """Return how a backend is installed.
+    """Return how a backend is installed on `cpu` or `cu`; "" is what this machine has.
 
-    device: `cpu` or `cu`; "" is what this machine has.
-
-    Raises SpecError for another kind, and where a CPU needs lorad's source tree but lorad was installed from
-    a wheel.
+    Raises SpecError for another kind, and where a CPU needs lorad's source tree but lorad is a wheel.
     """
     if kind not in KINDS:
         raise SpecError(
@@ -156,7 +150,7 @@ def recipe_of(kind: str, device: str = "") -> Recipe:
 
 
 def install_lines(kind: str, *, gpu: bool | None = None) -> list[str]:
-    """List the command that installs a backend, what it does, and the lines of config.yaml that name it.
+    """List the command that installs a backend, what it does, and its lines of config.yaml.
 
     gpu: whether it is for GPUs; None looks whether this machine has one.
     """

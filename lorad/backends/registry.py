@@ -30,8 +30,7 @@ def _class_behind(
     what: the word for it in errors.
     key: the key of the spec that holds the name.
 
-    Raises SpecError for a name that is not known, and for a class that cannot be imported or is no subclass
-    of `kind`.
+    Raises SpecError for an unknown name, and for a class that cannot be imported or is no subclass of `kind`.
     """
     if override is None and name not in backends:
         raise SpecError(f"no {what} {name!r}", key=key, hint=f"there is {', '.join(sorted(backends))}")

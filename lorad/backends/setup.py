@@ -1,6 +1,4 @@
-"""What a run asks of the server that it samples from and of the ranks that it trains on: the same for runs
-that can share them.
-"""
+"""What a run asks of its server and of its ranks: the same for runs that can share them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -58,7 +56,7 @@ def backend_setup(
 
 
 def server_setup(spec: Spec, backend: Backend, facts: BaseFacts, cwd: Path) -> ServerSetup:
-    """Raises SpecError when the backend has no interpreter, or the rank is more than any server takes."""
+    """Make the setup of servers. Raises SpecError without an interpreter, and for a rank that none takes."""
     rollout = spec.rollout
     takes = SERVERS[rollout.backend].takes(facts.linears, facts.model_type)
     if backend.python is None and not rollout.urls:
@@ -99,10 +97,9 @@ def max_rank(spec: Spec) -> int:
 def targets(
     modules: Iterable[str], linears: Iterable[str], of_experts: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Return leaf names, sorted: all linears but the head, so that runs with fewer share the server, or else
-    the run's own. EXPERTS is among them where experts are adapted.
+    """Return leaf names, sorted: all linears but the head, so that runs share the server, or the run's own.
 
-    of_experts: leaf names of the linears of experts. Where there are any, the MLP is among the targets only
+    EXPERTS is among them where experts are adapted. With linears `of_experts`, the MLP is among them only
     where it is adapted: servers set memory aside for adapters on every expert else.
     """
     own = {leaf(module) for module in modules}
@@ -116,18 +113,14 @@ def targets(
 
 
 def longest(spec: Spec) -> int:
-    """Tokens that a server needs room for: a prompt and its sample, or a canary and one token more to score
-    it.
-    """
+    """Count the tokens of the longest request: a prompt and its sample, or a canary and one token more."""
     is_tinker = spec.algorithm.kind == "tinker"  # whose client says how long each sample is
     sample = spec.longest_row if is_tinker else spec.data.max_prompt_tokens + spec.rollout.max_new_tokens
     return max(sample, CANARY_PROMPT + spec.attest.tokens + 1)
 
 
 def context_length(spec: Spec, positions: int) -> int:
-    """Return the next power of two, so that runs of about the same length share the server; at most the
-    base's positions.
-    """
+    """Return the next power of two, which runs of similar length share, or the base's positions."""
     return min(1 << (longest(spec) - 1).bit_length(), positions)
 
 
@@ -136,16 +129,14 @@ def absolute(path: str | None, cwd: Path) -> str | None:
 
 
 def needs_base(spec: Spec) -> bool:
-    """Return whether the pool's own process loads the model, whose architecture the builtin backend then has
-    to know.
-    """
+    """Return whether the pool's own process loads the model, and so has to know its architecture."""
     return spec.trainer.backend not in RANKED or spec.rollout.backend not in {*SERVERS, *OWN_BASE}
 
 
 def is_fused(spec: Spec, trainer: Backend = _PLAIN) -> bool:
     """Return whether trainer and engine share one base in the pool's process.
 
-    trainer: the trainer's of config.yaml, which may want a process with another interpreter or environment.
+    trainer: its settings of config.yaml, which may want a process with another interpreter or environment.
     """
     if spec.pool.mode != "auto":
         return spec.pool.mode == "fused"
@@ -157,7 +148,7 @@ def is_fused(spec: Spec, trainer: Backend = _PLAIN) -> bool:
 
 
 def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
-    """Raises SpecError when the backend has no interpreter, and for one of its own in a fused pool."""
+    """Make the setup of ranks. Raises SpecError without an interpreter, or with one in a fused pool."""
     trainer = spec.trainer
     interpreter_of(trainer.backend, backend.python)
     if spec.pool.mode == "fused" and (backend.python is not None or backend.env):
@@ -176,11 +167,9 @@ def ranks_setup(spec: Spec, backend: Backend) -> RanksSetup:
 
 
 def targets_of(trainer: str, linears: _Shapes, experts: _Shapes | None = None) -> dict[str, tuple[int, int]]:
-    """Select the linears of a base that the trainer can adapt: for Megatron, only those that it has a name
-    for.
+    """Select the linears, and the served experts, that the trainer can adapt: Megatron has names for some.
 
-    experts: linears of experts that the engine serves adapters on.
-    Raises SpecError when there are none in its layers.
+    Raises SpecError when there are none in the model's layers.
     """
     everything = {**linears, **(experts or {})}
     if trainer != "megatron":
@@ -215,9 +204,7 @@ def modules_of(spec: Spec, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
-    """Return what the run's adapter is. Raises SpecError, see `match_modules`, and for a rank of
-    experts where none is adapted.
-    """
+    """Return what the run's adapter is. Raises SpecError, also for a rank of experts that are not adapted."""
     lora = spec.lora
     modules = modules_of(spec, facts)
     requested = None if lora.experts.rank == "auto" else lora.experts.rank
@@ -231,10 +218,7 @@ def adapter_config(spec: Spec, facts: ModelFacts) -> AdapterConfig:
 
 
 def lora_of(lora: Lora, adapter: AdapterConfig, shapes: _Shapes) -> Lora:
-    """Return `lora` with all that an adapter is, its modules by their shortest names.
-
-    shapes: the linears of the base, which the adapter fits.
-    """
+    """Return `lora` with all that an adapter is, which fits `shapes`, its modules by their shortest names."""
     leaves = sorted({leaf(module) for module in adapter.modules})
     rank: int | Literal["auto"] = adapter.rank_of_experts if adapter.experts else "auto"
     return replace(

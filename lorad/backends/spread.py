@@ -1,4 +1,4 @@
-"""How a run is spread over the nodes of a cluster: where it may go, what it asks for, and what cannot be."""
+"""Spread a run over the nodes of a cluster: where it may go, what it asks for, and what is refused."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -17,8 +17,8 @@ _UNTIL_ENDED = 10 * 365 * 86400.0  # seconds: the daemon judges by `cluster.pati
 def places(spec: Spec, cluster: Cluster | None, device: str, count: int) -> tuple[Where, ...]:
     """Say where the run may go, the first before the others; `device` and `count` describe this machine.
 
-    Where the spec asks for a cluster and there is none, it is "cluster": `check_spread` refuses that.
-    Servers with devices of their own are on this machine.
+    Without a cluster that the spec asks for it is "cluster", which `check_spread` refuses. Servers with
+    devices of their own are on this machine.
     """
     wish = spec.resources.where
     has_nodes = spec.resources.nodes > 1
@@ -34,8 +34,8 @@ def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
     """Make what a pool of this run asks its cluster for; `check_spread` has taken the spec."""
     resources = spec.resources
     hosts = tuple(
-        StaticNode(name=name, address=ip, command=command, devices=devices)
-        for name, ip, command, devices in cluster.hosts
+        StaticNode(name=node.host, address=node.ip, command=node.command, devices=node.devices)
+        for node in cluster.nodes
     )
     return NodesSetup(
         kind=cluster.kind,
@@ -57,7 +57,7 @@ def nodes_setup(spec: Spec, cluster: Cluster) -> NodesSetup:
 
 
 def check_spread(spec: Spec, cluster: Cluster | None, where: tuple[Where, ...]) -> None:
-    """Raise SpecError for a spread that cannot be. where: as `places` says."""
+    """Raise SpecError for a spread that cannot be; `places` has said where."""
     for wrong in (*_contradictions(spec), *_of_server_devices(spec)):
         raise wrong
     if "cluster" not in where:

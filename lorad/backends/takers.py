@@ -18,13 +18,12 @@ from lorad.spec.trainer import Trainer
 class Takers(Struct, frozen=True):
     """Says what a base is and who takes it.
 
-    Attributes:
-        parameters: how many numbers it has.
-        dtype: the dtype of its files.
-        weights: how many bytes its weights have when they are loaded once.
-        trainers, engines: names of those that take it together with at least one of the others.
-        pairs: all pairs of a trainer and an engine that take it.
-        problem: why it is no base; an empty text where it is one.
+    parameters: how many numbers it has.
+    dtype: the dtype of its files.
+    weights: how many bytes its weights have when they are loaded once.
+    trainers, engines: names of those that take it together with at least one of the others.
+    pairs: all pairs of a trainer and an engine that take it.
+    problem: why it is no base; an empty text where it is one.
     """
 
     parameters: int = 0

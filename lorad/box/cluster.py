@@ -1,8 +1,7 @@
-"""Reads `cluster` of config.yaml, which says where pools get devices beyond this machine."""
+"""The section `cluster` of config.yaml: where pools get devices beyond this machine."""
 
 import ipaddress
 import shlex
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +50,7 @@ class ClusterNode(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return tuple(shlex.split(self.agent) if isinstance(self.agent, str) else self.agent)
 
 
-class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Says where runs get devices beyond this machine, see docs/cluster.md; without it they get none.
 
     Attributes:
@@ -103,11 +102,6 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dic
             raise ValueError(
                 "cluster.python is missing: the interpreter that has the cluster's own version of Ray"
             )
-
-    @cached_property
-    def hosts(self) -> list[tuple[str, str, tuple[str, ...], int]]:
-        """List name, IP, command and devices of each node."""
-        return [(node.host, node.ip, node.command, node.devices) for node in self.nodes]
 
     @property
     def has_gpus(self) -> bool:

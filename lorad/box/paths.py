@@ -15,15 +15,11 @@ from lorad.errors import NotAllowed, StorageError
 
 SOCKET_PATH_LIMIT = 107  # bytes, sun_path of sockaddr_un without its NUL
 MEMORY = Path("/dev/shm")
-
-
 _INSTALLED = Path(__file__).resolve().parents[2]  # where `import lorad` finds it
 
 
 def checkout() -> Path | None:
-    """Return the source tree that lorad runs from; None where it was installed from a wheel, which has no
-    tests.
-    """
+    """Return the source tree that lorad runs from; None where it is a wheel, which has no tests."""
     return _INSTALLED if (_INSTALLED / ".ci" / "setup-engines").is_file() else None
 
 
@@ -50,8 +46,7 @@ def default_home() -> Path:
 
 
 def cache_directory() -> Path:
-    """Return the directory for what can be made again: `$LORAD_CACHE`, else `$XDG_CACHE_HOME/lorad`, else
-    `~/.cache/lorad`.
+    """Return `$LORAD_CACHE`, else `$XDG_CACHE_HOME/lorad`, else `~/.cache/lorad`, for what can be made again.
 
     Raises OSError for a user without a home.
     """
@@ -74,11 +69,9 @@ def give_home() -> None:
 
 
 def _socket_path(path: Path) -> Path:
-    """Return a path, or a short stand-in under the user's runtime directory when it is too long for a Unix
-    socket.
+    """Return a path, or one in the runtime directory where it is too long for a Unix socket.
 
-    The stand-in is derived from the path alone, so that every process comes to the same one. Its directory
-    is 0700.
+    It depends on the path alone, so that every process comes to the same one. Its directory is 0700.
     """
     if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
         return path
@@ -86,8 +79,7 @@ def _socket_path(path: Path) -> Path:
 
 
 def private_directory(owner: Path) -> Path:
-    """Return a directory of `owner`'s, 0700 and with a short name, for sockets and third parties' temporary
-    files.
+    """Return a 0700 directory of `owner`'s with a short name, for sockets and temporary files.
 
     The path depends on `owner` alone; the caller makes and removes the directory.
     """
@@ -114,8 +106,7 @@ def runtime_directory() -> Path:
 
 
 def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
-    """Raise NotAllowed for a directory that other users may write to: they could put their own files in place
-    of lorad's.
+    """Raise NotAllowed for a directory where other users could put their files in place of lorad's.
 
     With `shared_place` a directory with the sticky bit will do, where nobody can replace another's files.
     """
@@ -124,8 +115,15 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
     wrong = ""
     if status.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
         wrong = f"belongs to user {status.st_uid}"
-    elif mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
-        wrong = "" if shared_place and mode & stat.S_ISVTX else "may be written to by other users"
+    elif mode & (stat.S_IWOTH | stat.S_IWGRP) and not (shared_place and mode & stat.S_ISVTX):
+        is_own_group = False  # as many systems make one for each user
+        with contextlib.suppress(KeyError):
+            group = grp.getgrgid(status.st_gid)
+            user = pwd.getpwuid(os.geteuid())
+            is_private = group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+            is_own_group = user.pw_gid == group.gr_gid and is_private
+        if mode & stat.S_IWOTH or not is_own_group:
+            wrong = "may be written to by other users"
     if wrong:
         raise NotAllowed(
             f"{directory} {wrong} (mode {stat.S_IMODE(mode):04o})",
@@ -134,18 +132,8 @@ def refuse_open(directory: Path, *, shared_place: bool = False) -> None:
         )
 
 
-def _is_own_group(gid: int) -> bool:
-    """Return whether it is the group of this user alone, as many systems make one for each user."""
-    try:
-        group = grp.getgrgid(gid)
-        user = pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
-
-
 class _Below:
-    """A path below `root`: the classes here list theirs, and say what is there where the name does not."""
+    """A path below `root`; the classes here list theirs, and describe those whose names say too little."""
 
     def __init__(self, path: str, *, is_socket: bool = False) -> None:
         self._path = path
@@ -176,10 +164,7 @@ class AttemptDir:
 
     @property
     def work(self) -> Path:
-        """Return the directory that the process itself writes to.
-
-        A process of another user than the daemon has one of its own: it owns nothing beside it.
-        """
+        """Return the directory that the process writes to: one of its own where it is another user's."""
         theirs = self.root / "work"
         return theirs if theirs.is_dir() else self.root
 
@@ -221,9 +206,7 @@ class RunDir:
 
     @property
     def written(self) -> tuple[Path, ...]:
-        """Return every directory that the run's driver, pool and loggers write into; in a shared home they
-        cannot make one themselves.
-        """
+        """Return every directory that processes of the run write into, but cannot make in a shared home."""
         results = (self.versions, self.checkpoints, self.samples, self.evals)
         return (*results, self.reference_logprobs, self.loggers)
 
@@ -270,9 +253,7 @@ class Home:
 
     @property
     def shared_by(self) -> int | None:
-        """Return the user whose daemon serves this one from a home of theirs; None where the home is one's
-        own.
-        """
+        """Return the user whose daemon and home this user shares; None in a home of one's own."""
         try:
             owner = self.root.stat().st_uid
         except OSError:

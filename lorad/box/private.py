@@ -1,4 +1,4 @@
-"""Keys and tokens are in files that only their owner may read; whether one is, is decided here.
+"""Read keys and tokens, whose files only their owner may read.
 
 Processes with the standard library alone have rules of their own: see `read_secret` of
 `lorad/daemon/process/shim.py` and `lorad/grants/ray_token.py`.
@@ -17,7 +17,7 @@ _KEY_BYTES = 4096
 def read_private(path: Path, limit: int, *, links: bool = True) -> bytes:
     """Read a file of at most `limit` bytes that this user, or root, owns and nobody else may read.
 
-    What was opened is looked at, so that no other file takes its place between the look and the reading.
+    The open file is looked at, so that no other takes its place between the look and the reading.
 
     Raises SpecError for a file that is not private, whose message does not quote the file, and OSError.
     """

@@ -1,4 +1,4 @@
-"""Proxies are for other machines: neither lorad nor what it starts asks one for this machine."""
+"""Keep lorad and its programs from asking a proxy for this machine: proxies are for others."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0")  # without IPv6, on which http
 
 
 def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which programs of this environment ask this machine directly; none where it
-    names no proxy, or already says that.
-    """
+    """Return the variables by which programs ask this machine directly; none where no proxy is in the way."""
     names = [name for name, value in environment.items() if name.lower().endswith("_proxy") and value]
     before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     hosts = [host.strip() for host in before.split(",") if host.strip()]

@@ -11,11 +11,7 @@ _LONGEST = 14  # windows that follow each other without a gap are looked through
 
 
 class _Window(NamedTuple):
-    """Quiet hours that begin on some days of the week; they may end on the day after.
-
-    days: 0 is Monday.
-    begin: since midnight.
-    """
+    """Quiet hours that begin on some days of the week (0 is Monday), and may end on the day after."""
 
     days: frozenset[int]
     begin: timedelta
@@ -23,10 +19,7 @@ class _Window(NamedTuple):
 
 
 def parse(text: str) -> _Window:
-    """Read `mon-fri 09:00-18:00`, `sat,sun 22:00-06:00` or, on every day, `12:00-13:30`.
-
-    Raises ValueError, which says what is wrong.
-    """
+    """Read `mon-fri 09:00-18:00`, `sat,sun 22:00-06:00` or `12:00-13:30`. Raises ValueError."""
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is no time of the week: write it as 'mon-fri 09:00-18:00'")
@@ -53,8 +46,8 @@ def parse(text: str) -> _Window:
 def quiet_until(windows: Sequence[_Window], at: float) -> float | None:
     """Find when the quiet hours end in which a Unix time lies; None where it lies in none.
 
-    Hours that the clock shows twice, when summer time ends, are quiet both times; those that it skips are
-    not missed.
+    Hours that the clock shows twice, when summer time ends, are quiet both times; skipped ones are not
+    missed.
     """
     until = None
     for _ in range(_LONGEST):

@@ -1,4 +1,4 @@
-"""A process that has no file descriptor left for the next connection says so, and does not fill its log."""
+"""Say that no file descriptor is left for the next connection, without filling the log."""
 
 import asyncio
 import logging
@@ -13,8 +13,7 @@ _AGAIN = "._start_serving("  # asyncio's callback for the next try
 
 
 class RanOut:
-    """Says that no file descriptor is left for the next connection, once a minute: each is tried again and
-    again.
+    """Says once a minute that no file descriptor is left for the next connection.
 
     As the handler of an asyncio loop's exceptions it says so in place of asyncio, which has a traceback for
     each try, hundreds a second, and for each that was still to come when the listener was closed.

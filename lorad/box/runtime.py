@@ -1,21 +1,17 @@
-"""Threads, OpenMP's waiting and glibc's malloc: chosen for the size of a model and the load of a machine.
-Pure.
+"""Choose threads, OpenMP's waiting and glibc's malloc for the size of a model and the load of a machine.
 
 Who decides, strongest first; each setting on its own:
 
 1. The run itself. With `deterministic: true` the number of threads is part of its arithmetic, so the first
-    attempt's
-   number holds for all attempts, whatever the load is then (`lorad/daemon/pools/threads.py` keeps it).
+   attempt's number holds for all attempts, whatever the load is then (`lorad/daemon/pools/threads.py`).
 2. The spec: `pool.threads`.
 3. The box: `runtime: {threads: 4, wait_policy: active, malloc: off}` in `config.yaml`.
 4. The environment of the daemon: `OMP_NUM_THREADS`, `OMP_WAIT_POLICY`, `MALLOC_*` and `GLIBC_TUNABLES`.
 5. `choose_runtime`: one thread below SMALL_MODEL parameters; above, the physical cores that are granted
-    (affinity,
-   cgroup quota; a slot's share of them) and idle, no more than one for each PER_THREAD parameters. Waiting is
-   passive: threads that spin on a busy box take the CPU from those that they wait for. Active waiting must be
-   asked for, and is granted only where every thread has a CPU to itself.
-   malloc keeps what a step frees instead of returning it to the system and faulting it in again at the next
-   step.
+   (affinity, cgroup quota; a slot's share of them) and idle, no more than one for each PER_THREAD parameters.
+   Waiting is passive: threads that spin on a busy box take the CPU from those that they wait for. Active
+   waiting must be asked for, and is granted only where every thread has a CPU to itself. malloc keeps what a
+   step frees instead of returning it to the system and faulting it in again at the next step.
 
 The figures behind it are in `benchmarks/NOTES.md`.
 """
@@ -49,7 +45,7 @@ _WaitPolicy = Literal["passive", "active"]
 
 
 class Decision(Struct, frozen=True):
-    """Who decided, and why. `load`: chosen automatically; at another load it would be another choice."""
+    """A choice's source and its reason; at another `load` an automatic choice would be another."""
 
     source: _Source
     text: str
@@ -57,9 +53,7 @@ class Decision(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Overrides:
-    """What others decided. run: threads of its first attempt; spec: `pool.threads`; environment: the
-    daemon's.
-    """
+    """Decisions of others: `run` are the threads of its first attempt, `spec` is its `pool.threads`."""
 
     run: int | None = None
     spec: int | None = None
@@ -71,11 +65,10 @@ class Overrides:
 class Runtime:
     """Says what a pool's process runs with.
 
-    Attributes:
-        threads: how many compute.
-        wait_policy: what threads do that wait for work.
-        malloc: variables that lorad adds, in bytes or counts.
-        reasons: why each of the three is so.
+    threads: how many compute.
+    wait_policy: what threads do that wait for work.
+    malloc: variables that lorad adds, in bytes or counts.
+    reasons: why each of the three is so.
     """
 
     threads: int
@@ -93,9 +86,7 @@ class Runtime:
         )
 
     def told(self) -> dict[str, object]:
-        """Return the choice as JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text},
-        …}}.
-        """
+        """Return the choice as JSON: {threads, wait_policy, malloc, reasons: {threads: {source, text}}}."""
         reasons = {name: asdict(why) for name, why in self.reasons.items()}
         return {
             "threads": self.threads,
@@ -108,9 +99,7 @@ class Runtime:
 def choose_runtime(
     parameters: int, machine: Machine, device: str, overrides: Overrides, *, slots: int = 1
 ) -> Runtime:
-    """Choose threads, wait policy and malloc for a model of so many parameters on `device` (`cpu`, `cuda:0`,
-    …), where `slots` pools may share the CPU.
-    """
+    """Choose threads, wait policy and malloc for a model on `device`; `slots` pools may share the CPU."""
     threads, why_threads = choose_threads(parameters, machine, device, overrides, slots)
     wait_policy, why_waiting = _choose_wait_policy(threads, machine, overrides)
     malloc, why_malloc = _choose_malloc(machine, overrides)
@@ -187,9 +176,7 @@ def _choose_malloc(machine: Machine, overrides: Overrides) -> tuple[dict[str, in
 
 
 def _number(value: int | str) -> int | None:
-    """Return the threads in a setting; None for `auto` and what is no count. Of `4,2`, for nested loops, the
-    outer counts.
-    """
+    """Return the threads in a setting, the outer ones of `4,2`; None for `auto` and what is no count."""
     if isinstance(value, int):
         return value
     first = value.partition(",")[0].strip()

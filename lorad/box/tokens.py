@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Tokens:
-    """Owners by their tokens. The file is read again when it changes; one that cannot be used lets nobody
-    in, and neither does None.
-    """
+    """Owners by their tokens. A changed file is read again; None and a useless file let nobody in."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -57,18 +55,14 @@ class Tokens:
 
 
 def tokens_trouble(settings: GatewaySettings) -> str:
-    """Return why nobody is let in over TCP, with what to do; "" where all is well, or nothing is served
-    there.
-    """
+    """Return why nobody is let in over TCP, with what to do; "" where all is well, or it is not asked for."""
     if settings.tokens is None:
         return ""
     try:
         owners = read_tokens(settings.tokens)
     except OSError as error:
-        why = (
-            f"{settings.tokens}: {error.strerror}. Write `owner: token` into it, one a line, and chmod "
-            "600 it."
-        )
+        advice = "Write `owner: token` into it, one a line, and chmod 600 it."
+        why = f"{settings.tokens}: {error.strerror}. {advice}"
     except SpecError as error:
         why = f"{error.message}. {error.hint}"
     else:
@@ -91,10 +85,9 @@ def read_tokens(path: Path) -> _Digests:
         digests[str(owner)] = []
         for token in entry if isinstance(entry, list) else [entry]:
             if isinstance(token, str) and token.startswith(_DIGEST):
-                try:
+                digest = b""
+                with contextlib.suppress(ValueError):
                     digest = bytes.fromhex(token.removeprefix(_DIGEST))
-                except ValueError:
-                    digest = b""
                 if len(digest) != hashlib.sha256().digest_size:
                     raise SpecError(f"{path} has a sha256 that is none", hint="It is 64 hexadecimal digits.")
             elif isinstance(token, str) and len(token) >= _SHORTEST:

@@ -1,4 +1,4 @@
-"""Ask a process under a guard, for asyncio: what it is started for, it does within one block.
+"""Runs a process under a guard for one block of asyncio.
 
 `process.py` is for children that live as long as a pool, `user_process.py` for callers without asyncio.
 """
@@ -30,14 +30,13 @@ async def under_guard(
     cwd: str | None = None,
     grace: float = 0.0,
 ) -> AsyncIterator[Process]:
-    """Run a process within the block. When that is left, or this process is gone, nothing that it started is
-    left either.
-
-    limit: bytes of a line that can be read of it.
-    is_read: its output is read within the block; else it goes where this process's own goes.
-    grace: seconds that it has to end by itself once the block is left, after SIGTERM; 0: it is killed.
+    """Run a process within the block; after it, or without this process, nothing that it started is left.
 
     Its guard is this process's own, also where `argv` becomes another user: nobody else can end it.
+
+    limit: The most bytes of a line that is read of it.
+    is_read: Whether its output is read within the block; else it goes with this process's own.
+    grace: Seconds that it has to end after SIGTERM, once the block is left; 0 kills it at once.
     """
     output = PIPE if is_read else None
     ours, theirs = socket.socketpair()
@@ -68,9 +67,9 @@ async def under_guard(
 
 
 async def lines_of(process: Process, what: str, question: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """Send a question and yield the lines that a process prints, up to one that ends it for the caller.
+    """Send a question and yield the lines that a process prints, as long as the caller wants them.
 
-    `what` says which process it is. Raises PoolLost when there is no further line, or one that is too long.
+    Raises PoolLost, about `what`, when there is no further line, or one that is too long.
     """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
@@ -107,7 +106,7 @@ async def _end(process: Process, grace: float) -> None:
 
 
 async def _read_out(stream: asyncio.StreamReader | None) -> bytes:
-    """Read a stream to its end, and return the last of it: a process that cannot write cannot end."""
+    """Read a stream to its end, as a process that cannot write cannot end; return its last bytes."""
     last = b""
     while stream is not None and (chunk := await stream.read(_PART)):
         last = (last + chunk)[-_PART:]
@@ -115,10 +114,7 @@ async def _read_out(stream: asyncio.StreamReader | None) -> bytes:
 
 
 async def _uncancelled(work: Coroutine[Any, Any, _Result]) -> tuple[_Result, bool]:
-    """Finish `work` even if this task is cancelled meanwhile.
-
-    Returns its result and whether that happened.
-    """
+    """Finish `work` even if this task is cancelled; return its result, and whether it was cancelled."""
     task = asyncio.ensure_future(work)
     is_cancelled = False
     while not task.done():

@@ -40,12 +40,12 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def command(argv: "Iterable[str]", *fds: int) -> list[str]:
-    """Put a guard in front of a command. fds: what it inherits: its socket, then locks."""
+    """Put a guard in front of a command. It inherits `fds`: its socket, then locks."""
     return [sys.executable, "-I", "-S", __file__, *map(str, fds), "--", *argv]
 
 
 def killed_by(code: int) -> signal.Signals | None:
-    """Read from a guard's exit code the signal that killed its child; None: the child exited."""
+    """Return the signal that killed a guard's child, by the guard's exit code; None if the child exited."""
     try:
         return signal.Signals(code - 128)
     except ValueError:
@@ -53,7 +53,7 @@ def killed_by(code: int) -> signal.Signals | None:
 
 
 def main() -> int:
-    """Start the child, watch over it to its end, and end what it leaves; return the guard's exit code."""
+    """Watch over the child from its start to its end, and end what it leaves; return the exit code."""
     end = sys.argv.index("--")
     pool, *locks = map(int, sys.argv[1:end])
     argv = sys.argv[end + 1 :]
@@ -79,10 +79,7 @@ def main() -> int:
 
 
 def start(argv: list[str], pool: int) -> int:
-    """Start the child and return its pid.
-
-    It leads a process group, so that what it sends to its own group spares the guard.
-    """
+    """Start the child and return its pid. It leads a process group, so that its signals spare the guard."""
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     child = os.fork()
@@ -106,10 +103,7 @@ def start(argv: list[str], pool: int) -> int:
 
 
 def _watch(child: int, pool: int, heard: int) -> int:
-    """Wait for the end of the child, or end it for the pool; return its wait status.
-
-    Its orphans leave the process table on the way.
-    """
+    """Wait for the end of the child, or end it for the pool, and reap its orphans; return its wait status."""
     sources = select.poll()
     sources.register(heard, select.POLLIN)
     sources.register(pool, select.POLLIN)
@@ -128,7 +122,7 @@ def _watch(child: int, pool: int, heard: int) -> int:
 
 
 def end_the_rest() -> None:
-    """Wait until there is no child, killing those that linger; then there is no descendant either."""
+    """Wait until there is no child, and so no descendant, killing those that linger."""
     lingered = time.monotonic() + LINGER_SECONDS
     while (now := time.monotonic()) < lingered + KILL_SECONDS:
         try:

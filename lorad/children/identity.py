@@ -1,7 +1,7 @@
-"""Which process is meant: a pid alone may have been given to another process since.
+"""Tells processes apart of which one got the pid of another.
 
 Everything that names a process in a file, or signals one that it did not start itself, goes by `Identity`.
-What the kernel says of a process is read by `guard.read_stat`, as the guard runs without the rest of lorad.
+`guard.read_stat` asks the kernel, as the guard runs without the rest of lorad.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _START = 19
 class Identity(NamedTuple):
     """One process, and no later one with its pid.
 
-    boot: the boot of this machine in which it began, as the kernel numbers them; pids begin again with each.
-    pid: its number, which the kernel gives to another process once it is gone.
-    start: clock ticks from that boot to its start, which is what two processes of one pid differ in.
+    boot: The boot of this machine in which it began, by the kernel's id; pids begin again with each.
+    pid: Its number, which the kernel gives to another process once it is gone.
+    start: Clock ticks from that boot to its start, in which two processes with one pid differ.
     """
 
     boot: str
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "Identity":
-        """Tell the process that has a pid now, a zombie included. Raises ProcessLookupError."""
+        """Return the identity of the process with this pid, maybe a zombie. Raises ProcessLookupError."""
         stat = stat_of(pid)
         if stat is None:
             raise ProcessLookupError(f"there is no process {pid}")
@@ -45,11 +45,11 @@ class Identity(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """Return whether it runs; a zombie does not."""
         return start_time(self.pid) == self.start and self.boot == boot_id()
 
     def signal(self, number: int) -> bool:
-        """Send it a signal; False when it is gone. Raises OSError where it may not be signalled."""
+        """Send it a signal; return False when it is gone. Raises OSError where that is not allowed."""
         try:
             with opened(self.pid) as pidfd:
                 if not self.is_alive:
@@ -61,12 +61,12 @@ class Identity(NamedTuple):
 
 
 class _Stat(NamedTuple):
-    """What the kernel says of a process, as far as lorad asks: see proc_pid_stat(5).
+    """What lorad asks the kernel about a process, see proc_pid_stat(5).
 
-    is_over: it has ended, and is a zombie until its parent asks how.
-    session: the pid of the process that began its session.
-    flags: the kernel's own, named PF_*.
-    start: clock ticks from the boot of the machine to its start.
+    is_over: Whether it has ended, and is a zombie until its parent asks how.
+    session: The pid of the process that began its session.
+    flags: The kernel's flags PF_*.
+    start: Clock ticks from the boot of the machine to its start.
     """
 
     is_over: bool
@@ -89,14 +89,14 @@ def stat_of(pid: int) -> _Stat | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Read the clock ticks from boot to a process's start; None when it is gone, or a zombie."""
+    """Return the clock ticks from boot to a process's start; None when it is gone, or a zombie."""
     stat = stat_of(pid)
     return None if stat is None or stat.is_over else stat.start
 
 
 @cache
 def boot_id() -> str:
-    """Read which boot of this machine this is."""
+    """Return the kernel's id of this boot of the machine."""
     return _BOOT_ID.read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""What another Python has installed and whether it works, found out by asking it."""
+"""Asks another Python what it has installed, and whether it works."""
 
 import json
 import os
@@ -46,40 +46,36 @@ print("\\n" + json.dumps({
 
 
 class NoInterpreter(Exception):
-    """The path is no program, or no Python that works; the message says why."""
+    """There is no program, or no Python that works; the message says why."""
+
+
+def output_of(command: Sequence[str], seconds: float, **options: Any) -> str:
+    """Run a command and return its output. Raises OSError, and SubprocessError when it fails or is slow."""
+    options |= {"capture_output": True, "text": True, "timeout": seconds, "check": True}
+    return str(subprocess.run(command, **options).stdout)
 
 
 def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """Return the version of each distribution that is there beside the interpreter. Raises NoInterpreter."""
+    """Return the version of each distribution that an interpreter has. Raises NoInterpreter."""
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise NoInterpreter("it is no program")
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _ASK, *names],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=True,
-        )
+        printed = output_of([str(python), "-I", "-c", _ASK, *names], _ASK_SECONDS).strip()
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
         raise NoInterpreter(f"it is no Python that works: {said.rpartition(chr(10))[2]}") from None
-    printed = done.stdout
     try:
-        answer = json.loads(printed.strip().rpartition("\n")[2])
+        answer = json.loads(printed.rpartition("\n")[2])
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        said = f"printed {printed.strip()[:60]!r}" if printed.strip() else "printed nothing"
+        said = f"printed {printed[:60]!r}" if printed else "printed nothing"
         raise NoInterpreter(f"it is no Python: asked what is installed, it {said}")
     return answer
 
 
 class InterpreterFinding(Struct, frozen=True):
-    """One thing that was checked about an environment.
-
-    hint: What to do where it is not ok.
-    """
+    """The result of a check of an environment; `hint` says what to do where it is not ok."""
 
     name: str
     ok: bool
@@ -89,22 +85,17 @@ class InterpreterFinding(Struct, frozen=True):
 
 
 class Requirements(Struct, frozen=True):
-    """The packages that an environment must have.
+    """What an environment must have."""
 
-    packages: Distributions whose versions are reported.
-    modules: Modules that must import.
-    for_gpus: Modules that must import where there are GPUs.
-    """
-
-    packages: Sequence[str]
-    modules: Sequence[str]
-    for_gpus: Sequence[str] = ()
+    packages: Sequence[str]  # distributions whose versions are reported
+    modules: Sequence[str]  # that must import
+    for_gpus: Sequence[str] = ()  # modules that must import where there are GPUs
 
 
 def installation(
     python: Path, env: Mapping[str, str], requirements: Requirements, hint: str
 ) -> Iterator[InterpreterFinding]:
-    """Yield torch, GPUs and modules as the environment's own Python has them; `hint` says how it is made."""
+    """Yield the checks of torch, GPUs and modules; `hint` says how the environment is made."""
     seen = look(python, env, requirements)
     if isinstance(seen, str):
         whole = f"Is the installation whole?\n{hint}"
@@ -126,28 +117,20 @@ def installation(
 def look(
     python: Path, env: Mapping[str, str], requirements: Requirements, *, seconds: float = _LOOK_SECONDS
 ) -> dict[str, Any] | str:
-    """Import what is required in the environment, for at most so many seconds. Returns what its Python prints
-    of it, or why it prints nothing.
-    """
+    """Import what is required in the environment. Return its Python's answer, or why there is none."""
     required = json.dumps([requirements.packages, requirements.modules, requirements.for_gpus])
-    command = [str(python), "-c", _LOOK, required]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=True,
-            cwd="/",
-            env={**os.environ, **env},
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-        return answer if isinstance(answer, dict) else "it gave no answer"
+        command = [str(python), "-c", _LOOK, required]
+        printed = output_of(command, seconds, cwd="/", env={**os.environ, **env})
+        answer = json.loads(printed.splitlines()[-1])
+        if isinstance(answer, dict):
+            return answer
     except subprocess.TimeoutExpired:
         return f"it said nothing for {seconds:.0f} s"
     except subprocess.CalledProcessError as error:
         return str((error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1])
     except (ValueError, IndexError):
-        return "it gave no answer"
+        pass
     except OSError as error:
         return str(error)
+    return "it gave no answer"

@@ -1,8 +1,7 @@
-"""What a pool that is over has left: processes, sockets, temporary files, adapters on their way to servers.
+"""Clears up after a killed pool: processes, sockets, temporary files, adapters on their way to servers.
 
-A pool that ends by itself leaves nothing, one that was killed does. Its next life clears up as well, should
-there be one. `python -m lorad.children.leftovers DIRECTORY` does the same as `clean_leftovers`, for a pool of
-another user, as that one.
+A pool that ends by itself leaves nothing, and the next life of a pool clears up as well.
+`python -m lorad.children.leftovers DIRECTORY` calls `clean_leftovers` as another user, for that user's pool.
 """
 
 import contextlib
@@ -22,16 +21,16 @@ _RECORDS = ("trainer.json", "granter.json", "engine-[0-9]*.json")  # of children
 
 @contextlib.contextmanager
 def living(directory: Path) -> Iterator[None]:
-    """Keep others from clearing up a pool's directory while the pool lives; waits for one that does."""
+    """Keep others from clearing up a pool's directory inside the block; wait for one that does so now."""
     with open(directory / LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def clean_leftovers(directory: Path) -> bool:
-    """Clean up after the pool whose files are in `directory`; False when it lives, or is another user's.
+    """Clean up after the pool of a directory; return False when it lives, or is another user's.
 
-    Blocks, usually for milliseconds, a few seconds where processes are left. What cannot be removed stays.
+    Blocks, usually for milliseconds, a few seconds where processes are left. Unremovable files stay.
     """
     with contextlib.suppress(OSError):
         if directory.stat().st_uid != os.getuid():  # a record names whom to kill: it must be our own
@@ -48,7 +47,7 @@ def clean_leftovers(directory: Path) -> bool:
 
 
 def places(directory: Path) -> list[Path]:
-    """List where a pool puts what belongs to one life of it."""
+    """List the places for files of one life of a pool."""
     return [
         private_directory(directory),
         private_directory(directory / "trainer"),

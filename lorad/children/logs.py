@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# a line of what a process warns of, or went on after: no sign of why it ended
+# a line of a warning, or of something that a process survived: no sign of why it ended
 SURVIVED = re.compile(
     r"^.{0,80}?(?<![^\s\[(])(?:DEBUG|INFO|WARNING)(?![^\s:\])])|^.{0,200}?Warning: |^\S{0,40}\[[IW]\d"
     r"|\b(?:can|could|may|might) (?:cause|lead to|result in)\b|micro-batches are halved"
@@ -27,8 +27,8 @@ class Log:
         except OSError:
             return 0
 
-    def tail(self, lines: int, since: int) -> str:
-        """Return the last non-empty lines of this life behind the first `since` bytes; "" for none."""
+    def tail(self, lines: int = 15, since: int = 0) -> str:
+        """Return the last non-empty lines of this life, behind the first `since` bytes; "" for none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

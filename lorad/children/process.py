@@ -1,4 +1,4 @@
-"""A child that lives as long as its pool: it ends with the pool that started it, whatever dies first."""
+"""A child that ends with the pool that started it, whatever dies first."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,7 @@ import msgspec
 
 from lorad.box.paths import AttemptDir
 from lorad.children import guard
+from lorad.children.host import WatchedProcess
 from lorad.children.identity import Identity, boot_id, opened, pids, start_time, stat_of
 from lorad.children.logs import SURVIVED, Log
 from lorad.children.spawn import spawn
@@ -30,11 +31,7 @@ _NOISE = re.compile(r"nanobind:|^ - leaked|resource_tracker|Ignore import error|
 
 
 class Life(msgspec.Struct, frozen=True):
-    """A record: enough to end a child later, after the death of its pool.
-
-    guard_pid, start_time, boot_id: which process its guard is, see `Identity`.
-    log: where the child's output goes.
-    """
+    """A record of a child's guard and log, by which it can be ended after the death of its pool."""
 
     guard_pid: int
     start_time: int
@@ -46,15 +43,15 @@ class Life(msgspec.Struct, frozen=True):
         return Identity(self.boot_id, self.guard_pid, self.start_time)
 
 
-class Child:
-    """One child process and whatever it starts, under a guard (`guard.py`) that outlives the pool.
-
-    env: is added to the pool's own environment.
-    log: belongs to this child alone, since a process that writes its stdout or stderr there is known by that;
-        it is appended to, and has mode 0600.
-    record: is there for `sweep` while the process lives.
+class Child(WatchedProcess):
+    """One `Process` and whatever it starts, under a guard (`guard.py`) that outlives the pool.
 
     The child's umask is 077; it inherits stdout and stderr, and /dev/null as stdin, and nothing else.
+
+    env: Variables that are added to the pool's own environment.
+    log: A file of this child alone, by which the processes are found that write their output to it; it is
+        appended to, and has mode 0600.
+    record: A file for `sweep`, while the process lives.
     """
 
     def __init__(
@@ -66,20 +63,18 @@ class Child:
         self.record = record
         self.cwd = cwd
         self.pid: int | None = None
-        self._log = Log(log)
+        self.output = Log(log)
         self._pidfd = -1  # the guard's
-        self._end: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
-        """Start the child; call it once. A program that cannot be executed shows in its end and its log.
+        """Start the child. A program that cannot be executed shows in its end and its log.
 
-        Raises OSError (log, record, cwd) and PoolLost; then, or when it is cancelled, the guard ends what it
-        started.
+        Raises OSError (log, record, cwd) and PoolLost. Then, or when it is cancelled, the guard ends it.
         """
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:  # the guard's output is the log, and the child's
             os.fchmod(log, 0o600)
-            self._log.began = os.fstat(log).st_size
+            self.output.began = os.fstat(log).st_size
             process, ours = spawn(
                 self.argv,
                 locks=_held_locks(),
@@ -108,30 +103,9 @@ class Child:
             ours.close()  # the guard ends what it started
             raise
 
-    @property
-    def is_alive(self) -> bool:
-        return self._end is not None and not self._end.done()
-
-    async def ended(self) -> str:
-        """Wait until nothing of the child is left; returns how it ended: "exited with code 1", "was killed by
-        SIGKILL".
-
-        May be awaited by many.
-        """
-        if self._end is None:
-            raise RuntimeError("the child was never started")
-        return await asyncio.shield(self._end)
-
     async def stop(self, grace: float = 30.0) -> None:
-        """Ask it to end, and after `grace` seconds kill it and whatever it started.
-
-        Returns when nothing is left.
-        """
-        for number, patience in (
-            (signal.SIGTERM, grace),
-            (guard.KILL_NOW, KILL_SECONDS),
-            (signal.SIGKILL, None),
-        ):
+        steps = ((signal.SIGTERM, grace), (guard.KILL_NOW, KILL_SECONDS), (signal.SIGKILL, None))
+        for number, patience in steps:
             if not self.is_alive:
                 return
             with contextlib.suppress(ProcessLookupError):
@@ -141,20 +115,8 @@ class Child:
                     await self.ended()
 
     async def dump(self) -> None:
-        """Write the stacks of the ranks that the child has started to its log."""
         if self.pid is not None:
             await asyncio.to_thread(dump, self.pid, self.log)
-
-    def logged(self) -> int:
-        """Return the length of the log in bytes; 0 without one."""
-        return self._log.size()
-
-    def tail(self, lines: int = 15, since: int = 0) -> str:
-        """Return the last non-empty lines that this life logged; "" when there are none.
-
-        since: what `logged` said of the place to begin at.
-        """
-        return self._log.tail(lines, since)
 
     async def _watch(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
         """Wait for the end of the guard, and say how its child ended. `ours` is open as long as it lives."""
@@ -179,8 +141,9 @@ class Child:
 
 
 def _held_locks() -> list[int]:
-    """List the file descriptors of the locks of devices that this process was started with: its shim took
-    them. The lock of its own life (`AttemptDir.lock`) is not among them.
+    """List the file descriptors of the locks of devices that this process's shim took and passed to it.
+
+    The lock of its own life (`AttemptDir.lock`) is left out.
     """
     locks = []
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -194,10 +157,9 @@ def _held_locks() -> list[int]:
 
 
 def sweep(record: Path) -> bool:
-    """Kill what is left of the processes in a record, and remove the record. Returns False when nothing was
-    left.
+    """Kill the processes of a record, and remove the record; return False when no process was left.
 
-    A process that was given a pid again is not touched. Blocks until all is gone, usually for milliseconds.
+    Other processes that got their pids are spared. Blocks until all is gone, usually for milliseconds.
     """
     try:
         life = msgspec.json.decode(record.read_bytes(), type=Life)
@@ -229,9 +191,9 @@ def sweep(record: Path) -> bool:
 
 
 def _processes(life: Life, before: set[int]) -> set[int]:
-    """Return the pids of a life that are not gone; the ones of `before` may have closed the log since.
+    """Return the pids of a life: they write to its log, are in `before`, or are ending in its session.
 
-    A process that the guard had in its session may have closed it too, once it is ending.
+    The latter two may have closed the log since.
     """
     running = set()
     for pid in pids():
@@ -257,7 +219,7 @@ def _writes_for(pid: int, life: Life) -> bool:
 
 
 def cause(log_text: str) -> str:
-    """Return what went wrong first in the end of a log: the traces of processes that follow say less."""
+    """Return the first fault in the end of a log: traces of processes that end by it say less."""
     lines = [line for line in log_text.splitlines() if not _NOISE.search(line)]
     faults = (n for n, line in enumerate(lines) if _FAULT.search(line) and not SURVIVED.search(line))
     first = next(faults, None)

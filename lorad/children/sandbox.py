@@ -4,6 +4,7 @@ It sees the system, its interpreter, lorad's modules and the folder of its own f
 /tmp of its own. https://github.com/containers/bubblewrap
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from lorad.box.paths import default_home
 from lorad.children import guard
+from lorad.children.interpreter import output_of
 from lorad.errors import SpecError
 
 _SYSTEM = (
@@ -33,16 +35,10 @@ def sandboxed(
     *,
     shown: Sequence[Path] = (),
 ) -> list[str]:
-    """Return the command that a process of user code is started with, before its own; tried once.
+    """Try bubblewrap, and return the command in front of that of a process for a file of user code.
 
-    Args:
-        file: The user's file.
-        python: Its interpreter; None for lorad's own.
-        environment: What the process finds in its environment.
-        key: What a SpecError blames.
-        shown: Further directories that it sees, as a socket's.
-
-    Raises SpecError where bubblewrap is missing or may not do this here.
+    `python` is None for lorad's own; `shown` are further directories that the process sees, as a socket's.
+    Raises SpecError, which blames `key`, where bubblewrap is missing or may not do this here.
     """
     if (program := shutil.which("bwrap")) is None:
         raise SpecError("there is no bwrap here", key=key, hint=_INSTALL)
@@ -71,13 +67,7 @@ def sandboxed(
         command += ["--ro-bind", str(directory), str(directory)]
     command += ["--chdir", str(folder), "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]
     try:
-        subprocess.run(
-            [*command, str(python or sys.executable), "-I", "-S", "-c", ""],
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_SECONDS,
-            check=True,
-        )
+        output_of([*command, str(python or sys.executable), "-I", "-S", "-c", ""], _TRIAL_SECONDS)
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or [f"it exited with {error.returncode}"])[-1]
         raise SpecError(
@@ -92,18 +82,11 @@ def sandboxed(
 
 
 def _prefixes(python: Path | None) -> list[str]:
-    """Return the directories that an interpreter and its packages lie in."""
+    """Return the directories of an interpreter and its packages."""
     if python is None:
         own = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
         return [*own, str(Path(sys.executable).resolve().parents[1])]
-    try:
-        asked = subprocess.run(
-            [str(python), "-I", "-c", _PREFIXES],
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return [str(python.resolve().parents[1])]  # the start of the process says what is wrong with it
-    return [*filter(None, asked.stdout.split("\n")), str(python.resolve().parents[1])]
+    prefixes = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # the start of the process reports it
+        prefixes = output_of([str(python), "-I", "-c", _PREFIXES], _TRIAL_SECONDS)
+    return [*filter(None, prefixes.split("\n")), str(python.resolve().parents[1])]

@@ -11,17 +11,14 @@ from lorad.children import guard
 def spawn(
     argv: Sequence[str], *, locks: Sequence[int] = (), passed: Sequence[int] = (), **options: Any
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start a process under a guard. Returns the guard, and a socket to it.
+    """Start a process under a guard. Return the guard, and a socket to it. Raises OSError.
 
     The child's pid can be read from the socket. The guard ends the child once the socket is closed.
 
     Args:
-        argv: The child's command.
         locks: File descriptors of locks that the guard holds until nothing of the child is left.
         passed: File descriptors that the child inherits.
-        options: What Popen takes for the guard, and with it the child.
-
-    Raises OSError.
+        options: Popen's own, for the guard and so for the child.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -54,6 +54,6 @@ def dump(launcher: int, log: Path) -> None:
 
 
 def spy() -> str | None:
-    """Return the path of py-spy, beside this interpreter or in PATH; None where it is not installed."""
+    """Return the path of py-spy, beside this interpreter or in PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")

@@ -1,4 +1,4 @@
-"""Answer many requests at a time in a process of user code; as `user_code.py` it has the standard library."""
+"""Answers many requests at a time in a process of user code; it imports the standard library alone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ _SLICES = 10  # of the time of a coroutine
 
 
 async def answer_as_they_end(requests: BinaryIO, answer: Callable[[bytes], Awaitable[None]]) -> None:
-    """Have all requests, a line each, under way at once; returns at the end of `requests`."""
+    """Answer all requests, a line each, side by side; return at the end of `requests`."""
     loop = asyncio.get_running_loop()
     under_way: set[asyncio.Future[None]] = set()
     with ThreadPoolExecutor(1, "requests") as reader:
@@ -21,8 +21,9 @@ async def answer_as_they_end(requests: BinaryIO, answer: Callable[[bytes], Await
 
 
 async def within(seconds: float, call: Awaitable[_Outcome]) -> _Outcome:
-    """Wait for a call. Raises TimeoutError when it takes too long; what blocks the event loop meanwhile, such
-    as another call that loads a model, costs it a tenth of its time at most.
+    """Wait for a call. Raises TimeoutError when it takes too long.
+
+    Another call that blocks the event loop meanwhile, as it loads a model, takes at most a tenth of its time.
     """
     task = asyncio.ensure_future(call)
     for _ in range(_SLICES):
@@ -34,7 +35,7 @@ async def within(seconds: float, call: Awaitable[_Outcome]) -> _Outcome:
 
 
 async def outcome(call: Awaitable[Any]) -> _Outcome:
-    """Keep what the call raises, also what would end the event loop; but not that its time is over."""
+    """Return a call's result or error, also one that would end the event loop, but no cancellation."""
     try:
         return await call, None
     except asyncio.CancelledError:

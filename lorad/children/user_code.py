@@ -1,9 +1,8 @@
-"""Do what every process of user code does for itself, whatever the code is for: rewards, advantages, losses.
+"""Does what every process of user code needs, be it for rewards, advantages or losses.
 
 What user code prints goes to stderr. Each process that user code starts has the memory limit for itself. See
-`user_process.py` for the other side.
-
-The standard library only: it may run in an interpreter that has nothing of lorad's.
+`user_process.py` for the other side. It imports the standard library alone, for interpreters without lorad's
+packages.
 """
 
 import base64
@@ -40,23 +39,21 @@ class _FunctionInFile(Protocol):
 
 
 class _Keywords(NamedTuple):
-    """The parameters of a function.
-
-    takes_all: whether it takes any other keyword too.
-    """
+    """The parameters of a function, and whether it takes any other keyword too."""
 
     names: set[str]
     required: list[str]
     takes_all: bool
 
     def chosen(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Select what the function is called with."""
+        """Select the values that the function takes."""
         return {name: value for name, value in values.items() if self.takes_all or name in self.names}
 
 
 def die_with(lifeline: int) -> None:
-    """Have the kernel SIGKILL this process group when the other end of `lifeline` closes (see fcntl(2),
-    O_ASYNC), even if it is stuck inside C code.
+    """Have the kernel kill this process group, even amid C code, when the other end of `lifeline` closes.
+
+    See fcntl(2), O_ASYNC.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
@@ -66,9 +63,7 @@ def die_with(lifeline: int) -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Limit the memory of this process and of each that it starts; address space alone is free, since CUDA
-    reserves much.
-    """
+    """Limit the memory of this process and of each that it starts; CUDA reserves much address space."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     least = min(limit or _MOST, _MOST if hard == resource.RLIM_INFINITY else hard)
     resource.setrlimit(resource.RLIMIT_DATA, (least, least))
@@ -93,7 +88,7 @@ def send_json(replies: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def as_reward(value: Any) -> float:
-    """Convert what user code returned to a number. Raises ValueError unless it is one, and finite."""
+    """Convert user code's result to a number. Raises ValueError unless it is a finite number."""
     if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
         raise ValueError(f"returned {type(value).__name__}, not a number")
     number = float(value)
@@ -111,18 +106,16 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(2, 1)
     os.close(empty)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            line_buffering=True
-        )  # what was printed is in the log though the process is killed
+        sys.stdout.reconfigure(line_buffering=True)  # so that a killed process's last line is in the log
     return requests, replies
 
 
 def import_function(code: _FunctionInFile) -> Callable[..., Any]:
-    """Import the file, of this text, as a module, and return its function; its directory comes first on
-    sys.path, as for a script. Raises LoradError, and whatever the import raises.
+    """Import a file, by the text in `code`, as a module, and return its function.
 
-    The module has the name of its file, by which processes that multiprocessing spawns import it again from
-    there; one that lorad or Python has in use is left to that.
+    Its directory comes first on sys.path, as for a script. The module has the name of its file, by which
+    processes of multiprocessing import it again, unless lorad or Python use that name. Raises LoradError, and
+    what the import raises.
     """
     file = Path(code.file)
     sys.path.insert(0, str(file.parent))
@@ -154,7 +147,7 @@ def keywords_of(function: Callable[..., Any], name: str) -> _Keywords:
 
 
 def describe(error: BaseException, code: _FunctionInFile) -> str:
-    """Say what was raised, and in which line of the user's file: `rewards.py:12: ValueError: what`."""
+    """Describe an error with the line of the user's file: `rewards.py:12: ValueError: what`."""
     if isinstance(error, LoradError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

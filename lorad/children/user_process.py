@@ -1,4 +1,4 @@
-"""Start a process of user code under a guard, ask it, and end it; `ask.py` is for callers with asyncio.
+"""Starts a process of user code under a guard, asks it, and ends it; `ask.py` is for asyncio.
 
 User code may do anything without hurting the run: it gets no secrets, has its own limit of memory, and is
 killed when its time is over. `user_code.py` is the other side.
@@ -73,8 +73,7 @@ class Lost(Exception):
 
 
 class UserProcess:
-    """A process under a guard, which ends whatever user code started: with it, and with this process at the
-    latest. See `lorad/children/guard.py`."""
+    """A process under a guard, which ends all that user code started, with this process at the latest."""
 
     def __init__(
         self,
@@ -86,10 +85,10 @@ class UserProcess:
     ) -> None:
         """Start the process.
 
-        module: what it runs.
-        what: the name of the user's code in errors: "reward".
-        python: another interpreter, which gets nothing of lorad's but the module.
-        within: a command that it runs in, see `sandboxed`.
+        module: The module that it runs.
+        what: The kind of user code in errors, as "reward".
+        python: Another interpreter, which gets nothing of lorad's but the module.
+        within: A command in front of its own, see `sandboxed`.
         """
         self._what = what
         command = [sys.executable, "-P", "-m", module]
@@ -132,9 +131,7 @@ class UserProcess:
     def load(
         self, code: Code, key: str, kind: type[_Loaded], seconds: float = _START_SECONDS, hint: str = ""
     ) -> _Loaded:
-        """Have the function imported within so many seconds. Raises SpecError, which blames `key`, when it
-        cannot be.
-        """
+        """Have the function imported within so many seconds. Raises SpecError, which blames `key`."""
         try:
             ready = self.ask(code, kind, seconds)
         except Lost as lost:
@@ -154,9 +151,9 @@ class UserProcess:
         enc_hook: Callable[[Any], Any] = str,
         dec_hook: Callable[[type, Any], Any] | None = None,
     ) -> _Message:
-        """Send one line and wait for one. Raises Lost when there is none within `seconds`.
+        """Send a line and wait for the answer. Raises Lost when there is none within `seconds`.
 
-        The hooks are msgspec's, for what JSON does not know.
+        The hooks are msgspec's, for types that JSON lacks.
         """
         self.send(msgspec.json.encode(message, enc_hook=enc_hook))
         line = self.receive(time.monotonic() + seconds)
@@ -171,11 +168,11 @@ class UserProcess:
         return decoded
 
     def signal(self) -> None:
-        """SIGKILL it and, a moment later, all that user code started."""
+        """Kill it and, a moment later, all that user code started."""
         self._process.send_signal(guard.KILL_NOW)
 
     def kill(self) -> None:
-        """End it and all that user code started; what was printed last is in the log then."""
+        """End it and all that user code started, and have its last words in the log."""
         self._end()
         self._printed.join(_PRINTED_SECONDS)
         for pipe in (self._in, self._out, self._socket):
@@ -191,12 +188,13 @@ class UserProcess:
             self._process.wait()
 
     def send(self, line: bytes) -> None:
-        """Have a line sent while answers are waited for."""
+        """Send a line, during the next `receive`."""
         self._unsent += line + b"\n"
 
     def receive(self, deadline: float, bell: int | None = None) -> bytes | None:
-        """Wait for a line; None where there is none until `deadline` (time.monotonic()), or where `bell`, a
-        file descriptor, can be read. Raises Lost.
+        """Wait for a line; return None at the deadline (time.monotonic()), or once `bell` can be read.
+
+        `bell` is a file descriptor. Raises Lost when the process is gone.
         """
         while (end := self._received.find(b"\n")) < 0:
             left = deadline - time.monotonic()
@@ -222,7 +220,7 @@ class UserProcess:
         return line
 
     def _death(self) -> str:
-        """Say how a process ended that answers no more. Its guard has the same pipes, and is ending."""
+        """Say how the process ended. Its guard has the same pipes, which are closed, and is ending."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_GONE_SECONDS)
         code = self._process.poll()
@@ -232,10 +230,7 @@ class UserProcess:
 
 
 def environment(variables: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Select the variables that user code gets: what programs need to work, and what the spec names.
-
-    There are no secrets among them.
-    """
+    """Select the variables that user code gets, which programs need or the spec names; no secrets."""
     passed = {
         name: value
         for name, value in variables.items()
@@ -259,10 +254,9 @@ def interpreter(name: str | None, cwd: Path, key: str) -> Path | None:
 
 
 def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
-    """Read the file of `path/to/file.py:function`.
+    """Read the file of `path/to/file.py:function`. Raises SpecError, which blames `key`.
 
-    Its process may have so many bytes of memory; 0 stands for half of the machine's. Raises SpecError, which
-    blames `key`.
+    memory: The most bytes that its process may have; 0 for half of the machine's.
     """
     path, _, function = name.rpartition(":")
     file = (cwd / expanded(path)).absolute()
@@ -276,8 +270,9 @@ def code_of(name: str, cwd: Path, key: str, memory: int) -> Code:
 
 
 def _pass_on(source: IO[bytes], target: int) -> None:
-    """Copy what user code prints to its end, and close `source`, leaving out what is more than _BURST at once
-    and _RATE in a second. Who prints waits for a millisecond at most.
+    """Copy what user code prints to its end, and close `source`.
+
+    More than _BURST at once, and then _RATE in a second, is left out; the printer waits for a millisecond.
     """
     room = float(_BURST)
     looked = time.monotonic()

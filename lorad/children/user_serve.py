@@ -1,6 +1,4 @@
-"""What a process of user code and its caller exchange, in JSON lines: a `Code`, answered by `Ready`, then one
-request at a time.
-"""
+"""Serves user code by JSON lines: a `Code`, answered by `Ready`, then one request at a time."""
 
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, TypeVar
@@ -14,9 +12,9 @@ from lorad.children.user_code import describe, die_with, limit_memory, take_pipe
 class Code(Struct):
     """A function in a file.
 
-    source: the file's text as it was when the attempt began.
-    memory: bytes that the process may have; 0: no limit.
-    memory_key: the key of the spec that sets this limit.
+    source: The file's text when the attempt began.
+    memory: The most bytes that the process may have; 0 for no limit.
+    memory_key: The key of the spec that sets this limit.
     """
 
     file: str = ""
@@ -27,12 +25,12 @@ class Code(Struct):
 
 
 class ProgramSetup(Code):
-    """Names what plays episodes.
+    """A function that plays episodes.
 
     Attributes:
         args: Its keywords.
-        timeout: Seconds that an episode may take.
-        door: The Unix socket that stands for the door where there is no network; "" elsewhere.
+        timeout: The most seconds that an episode may take.
+        door: The door's Unix socket, where there is no network; "" elsewhere.
     """
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -58,9 +56,9 @@ def serve(
     load: Callable[[_Code], tuple[Callable[[bytes], Any], list[str]]],
     enc_hook: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Answer requests until there are none, or LIFELINE closes.
+    """Answer requests to their end, or until LIFELINE closes.
 
-    load: gives the function that answers a line, and the keywords that the user's code requires.
+    load: Returns the function that answers a line, and the keywords that the user's code requires.
     """
     die_with(lifeline)
     requests, replies = take_pipes()

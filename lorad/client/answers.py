@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.errors import LoradError
-from lorad.protocol.structs import learnt
+from lorad.protocol.structs import with_decoder
 from lorad.records.routes import Route
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def written(
 def answer_of(kind: type[T], answer: Any) -> T:
     """Make an answer a Struct of a kind. Raises LoradError where it does not fit."""
     try:
-        return msgspec.convert(answer, learnt(kind))
+        return msgspec.convert(answer, with_decoder(kind))
     except msgspec.ValidationError as error:
         hint = "The daemon may be of another version: see `lorad daemon status`."
         raise LoradError(f"an answer is not understood: {error}", hint=hint) from None

@@ -2,8 +2,6 @@
 
 import os
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -30,33 +28,27 @@ def fetch_version(http: Transport, version: str, directory: str) -> Exported:
         raise Conflict(f"{target} exists and is not empty", hint="Choose another directory.")
     answer = http.request(*written(Api.archive, None, {"version": version}))
     temporary = target.parent / f"{TEMPORARY}{target.name}-{os.getpid()}"
-    with answer.file, _storage(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        try:
-            _unpack(answer.file, temporary)
-            verify(temporary)
-            name_base(temporary)
-            fsync(temporary)
-            temporary.rename(target)  # an empty directory is replaced
-            fsync(target.parent)
-        finally:
-            remove_tree(temporary)
-    name, _, sha256 = answer.headers[EXPORTED_HEADER.lower()].partition(" ")
-    return Exported(name, str(target), sha256)
-
-
-@contextmanager
-def _storage(target: Path) -> Iterator[None]:
-    """Raise StorageError for what the disk refuses, and DaemonUnreachable for an archive that breaks off."""
     try:
-        yield
+        with answer.file:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            try:
+                _unpack(answer.file, temporary)
+                verify(temporary)
+                name_base(temporary)
+                fsync(temporary)
+                temporary.rename(target)  # an empty directory is replaced
+                fsync(target.parent)
+            finally:
+                remove_tree(temporary)
     except (tarfile.TarError, EOFError, ConnectionError, TimeoutError) as error:
         message = f"the version broke off on its way: {error}"
         raise DaemonUnreachable(message, hint="Call it again; nothing was written.") from error
     except OSError as error:
         where = error.filename or target
         raise StorageError(f"{where}: {error.strerror}", hint="Choose another directory.") from error
+    name, _, sha256 = answer.headers[EXPORTED_HEADER.lower()].partition(" ")
+    return Exported(name, str(target), sha256)
 
 
 def _unpack(file: IO[bytes], directory: Path) -> None:

@@ -60,7 +60,6 @@ class ScoredSample(Amounts, Protocol):
     def searched(self) -> Sequence[str]: ...
 
 
-_S = TypeVar("_S", bound=ScoredSample)
 _O = TypeVar("_O", bound=Amounts)
 AMOUNTS: Mapping[str, Callable[[Amounts], float | None]] = {
     "reward": lambda sample: sample.reward,
@@ -84,7 +83,6 @@ class _ChoiceWord(NamedTuple):
     value: str
 
     def holds(self, sample: ScoredSample) -> bool:
-        """Whether the word chooses a sample."""
         if self.field == "end":
             fits = sample.ending in (CUT if self.value == TRUNCATED else (self.value,))
         elif self.field == "failed":
@@ -110,9 +108,7 @@ class Choice(Struct, frozen=True):
     reverse: bool = False
 
     def test(self) -> Callable[[ScoredSample], bool]:
-        """Return a function that tells whether a sample is chosen. Raises SpecError for an amount without a
-        number.
-        """
+        """Return what tells whether a sample is chosen. Raises SpecError for an amount without a number."""
         words = list[_ChoiceWord]()
         for no, end, amount, sign, quoted, plain in _WORD.findall(self.where):
             value = quoted or plain
@@ -134,11 +130,6 @@ class Choice(Struct, frozen=True):
         parts = [f"--where {shlex.quote(self.where)}"] if self.where.strip() else []
         parts += [f"--sort {self.sort}"] if self.sort != "drawn" else []
         return " ".join([*parts, *(["--reverse"] * self.reverse)])
-
-
-def chosen(samples: Sequence[_S], choice: Choice) -> list[_S]:
-    """Return the chosen samples, in order. Raises SpecError."""
-    return in_order(list(filter(choice.test(), samples)), choice)
 
 
 def in_order(samples: Sequence[_O], choice: Choice) -> list[_O]:

@@ -6,6 +6,7 @@ LoradError.
 """
 
 import builtins
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, get_origin
 
@@ -17,7 +18,7 @@ from lorad.client.boxes.hosts import Place, place
 from lorad.client.choice import Choice
 from lorad.client.transport import Transport
 from lorad.errors import DaemonUnreachable, SpecError, from_wire
-from lorad.records import requests
+from lorad.records import requests, versions
 from lorad.records.bill import Bill
 from lorad.records.checks import Check
 from lorad.records.daemon import Census, Collected, Orphan, Shutdown, Status, Verification
@@ -28,19 +29,6 @@ from lorad.records.routes import Api, Route
 from lorad.records.runs import Event, Forked, LogPart, Removed, Resumed, Run, RunDetails, RunGroup
 from lorad.records.samples import Sample, TrialEvent
 from lorad.records.sweeps import StartedSweep, Sweep
-from lorad.records.versions import (
-    AliasMove,
-    Checkpoint,
-    Completions,
-    Exported,
-    LoadedModel,
-    RemovedAlias,
-    ServedAlias,
-    ServedModel,
-    StoppedServing,
-    Swapped,
-    Version,
-)
 from lorad.selection import Selection
 
 T = TypeVar("T")
@@ -78,17 +66,15 @@ class Client:
 
     def patient(self, timeout: float) -> "Client":
         """Make the same client with another timeout, in seconds."""
-        return Client(self.where, transport=self._http.patient(timeout))
+        transport = copy.copy(self._http)
+        transport.timeout = timeout
+        return Client(self.where, transport=transport)
 
     def _ask(self, route: Route[T], content: Struct | Query | None = None, /, **names: str) -> T:
-        """Send a request with `names` in its path.
-
-        content: its body, or the words of its query.
-        """
-        answer = self._http.one(*written(route, content, names))
-        return answer_of(
-            route.answer, answer["items"] if get_origin(route.answer) is builtins.list else answer
-        )
+        """Send a request with `names` in its path, and `content` as its body or its query."""
+        answer = self._http.ask(*written(route, content, names))
+        is_list = get_origin(route.answer) is builtins.list
+        return answer_of(route.answer, answer["items"] if is_list else answer)
 
     # -- the daemon ------------------------------------------------------------------------------------------
     def status(self) -> Status:
@@ -113,10 +99,7 @@ class Client:
         return self._ask(Api.list_pools)
 
     def stop_pool(self, pool: str, *, force: bool = False) -> Pool:
-        """End a pool. Raises Conflict while a run or a request uses it.
-
-        force: end it in any case; its runs end, too, and can be resumed.
-        """
+        """End a pool. Raises Conflict while a run or a request uses it, unless `force` ends these, too."""
         return self._ask(Api.stop_pool, {"force": int(force)}, pool=pool)
 
     def bill(
@@ -127,13 +110,10 @@ class Client:
         since: float | None = None,
         until: float | None = None,
     ) -> Bill:
-        """Return who used how much.
+        """Return who used how much. Raises SpecError.
 
         by: what a line is about: run, user, sweep, alias, pool or day.
-        user: count only what this user used.
         since, until: Unix times; use is kept by the hour.
-
-        Raises SpecError.
         """
         times = {"since": since, "until": until}
         hours = {key: None if at is None else int(at) for key, at in times.items()}
@@ -144,10 +124,7 @@ class Client:
         return self._ask(Api.list_nodes)
 
     def devices(self, *, history: bool = False) -> builtins.list[Device]:
-        """List the devices of the machine.
-
-        history: add what was measured of them in the last hour.
-        """
+        """List the devices of the machine, with `history` also what was measured in the last hour."""
         return self._ask(Api.list_devices, {"history": 1 if history else None})
 
     def reserve(self, device: str, request: requests.ReserveRequest) -> Device:
@@ -155,7 +132,6 @@ class Client:
         return self._ask(Api.reserve_device, request, device=device)
 
     def release(self, device: str) -> Device:
-        """End the reservation of a device."""
         return self._ask(Api.release_device, device=device)
 
     def events(self, after: int = 0, *, run: str | None = None) -> Iterator[Event]:
@@ -182,13 +158,7 @@ class Client:
         suffix: bool = False,
         replace: bool = False,
     ) -> Run:
-        """Check (preflight) and queue a run.
-
-        source: the name of the file in messages.
-        cwd: the directory where relative paths of the spec begin.
-        suffix: take NAME-2 or the like where the name is in use.
-        replace: remove the run of that name, which is over, once the check has passed.
-        """
+        """Check (preflight) and queue a run. The arguments are the fields of RunRequest."""
         request = requests.RunRequest(spec, source, cwd, [*overrides], name, suffix, replace)
         return self._ask(Api.run, request)
 
@@ -214,12 +184,8 @@ class Client:
     ) -> builtins.list[Run]:
         """List the runs that a selection means, newest first where `sort` says nothing else.
 
-        recent: leave out runs that ended over a day ago.
-        keys: dotted keys of the spec, and metrics of the last step, which the runs have as `values`.
-        sort: columns or keys; `-` before one puts the largest first.
-        limit: how many runs at most; 0 for all.
-
-        Raises SpecError for a word that is neither column, key nor metric.
+        The arguments are the fields of SelectRequest; the runs have what `keys` name as `values`. Raises
+        SpecError for a word that is neither column, key nor metric.
         """
         request = requests.SelectRequest(selection, recent, [*keys], [*sort], limit)
         return self._ask(Api.select_runs, request)
@@ -279,9 +245,8 @@ class Client:
         return self._ask(Api.limit_group, requests.GroupRequest(limit), group=group)
 
     def steps(self, run: str, *, after: int = 0, limit: int = 10000, every: int = 1) -> builtins.list[Step]:
-        """List steps of the surviving lineage with step > after, in order.
+        """List steps of the surviving lineage with step > after, in order, at most `limit` of them.
 
-        limit: how many steps at most.
         every: list only steps that are multiples of it, and the last step of all.
         """
         query = {"after": after, "limit": limit, "every": every if every > 1 else None}
@@ -302,15 +267,13 @@ class Client:
         choice: Choice | None = None,
         brief: bool = False,
     ) -> builtins.list[Sample]:
-        """Read the samples of one step, by default the last.
+        """Read the samples of one step, by default the last. Raises SpecError, NotFound, IntegrityError.
 
         eval: the set of problems whose completions are read instead; `main` is that of data.eval.
         problem: the number of the only problem that is read; with `eval`, at all steps.
         prompt_id: the id of the only prompt that is read, at one step.
         choice: which samples are read, and in which order, before `limit` cuts.
         brief: leave out tokens and log-probabilities, but keep how many there were and their mean.
-
-        Raises SpecError, NotFound, IntegrityError.
         """
         choice = choice or Choice()
         query: Query = {
@@ -348,13 +311,13 @@ class Client:
         return self._ask(Api.read_own_log, {"of": of, "offset": offset, "limit": limit})
 
     # -- versions --------------------------------------------------------------------------------------------
-    def adapters(self, run: str | None = None) -> builtins.list[Version]:
+    def adapters(self, run: str | None = None) -> builtins.list[versions.Version]:
         return self._ask(Api.list_versions, {"run": run or None})
 
-    def checkpoints(self, run: str) -> builtins.list[Checkpoint]:
+    def checkpoints(self, run: str) -> builtins.list[versions.Checkpoint]:
         return self._ask(Api.list_checkpoints, run=run)
 
-    def export(self, version: str, directory: str) -> Exported:
+    def export(self, version: str, directory: str) -> versions.Exported:
         """Copy a version (run@number), verified, as a PEFT directory."""
         if not isinstance(self.where, Home):
             from lorad.client.archive import fetch_version  # slow, and rarely needed
@@ -362,34 +325,32 @@ class Client:
             return fetch_version(self._http, version, directory)
         return self._ask(Api.export, requests.ExportRequest(directory), version=version)
 
-    def pin(self, version: str) -> Version:
+    def pin(self, version: str) -> versions.Version:
         """Keep a version loaded and its files safe. The next request for it starts its pool."""
         return self._ask(Api.pin, version=version)
 
-    def unpin(self, version: str) -> Version:
+    def unpin(self, version: str) -> versions.Version:
         return self._ask(Api.unpin, version=version)
 
-    def discard(self, version: str) -> Version:
+    def discard(self, version: str) -> versions.Version:
         """Delete the files of a version. Raises Conflict while something needs them."""
         return self._ask(Api.discard_files, version=version)
 
-    def aliases(self) -> builtins.list[ServedAlias]:
+    def aliases(self) -> builtins.list[versions.ServedAlias]:
         return self._ask(Api.list_aliases)
 
-    def alias_moves(self, alias: str) -> builtins.list[AliasMove]:
+    def alias_moves(self, alias: str) -> builtins.list[versions.AliasMove]:
         """List the moves of an alias, newest first."""
         return self._ask(Api.list_moves, alias=alias)
 
-    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> Swapped:
-        """Serve another version under an alias, or the one before (`rollback`).
+    def swap(self, alias: str, version: str | None = None, *, rollback: bool = False) -> versions.Swapped:
+        """Serve another version under an alias, or the one before (`rollback`), once it is attested.
 
-        The version is loaded and attested first; a refused one changes nothing. Returns when the gateway
-        answers.
+        A refused version changes nothing. Returns when the gateway answers.
         """
         return self._ask(Api.swap, requests.SwapRequest(version, rollback), alias=alias)
 
-    def remove_alias(self, alias: str) -> RemovedAlias:
-        """Serve nothing under an alias any more."""
+    def remove_alias(self, alias: str) -> versions.RemovedAlias:
         return self._ask(Api.remove_alias, alias=alias)
 
     def verify(self, run: str) -> Verification:
@@ -402,7 +363,7 @@ class Client:
 
     def serve(
         self, model: str, adapters: Sequence[requests.AdapterRequest], *, cwd: str, overrides: Sequence[str]
-    ) -> ServedModel:
+    ) -> versions.ServedModel:
         """Keep a base warm and serve PEFT directories under aliases.
 
         overrides: `key=value` for rollout, pool and resources of a spec.
@@ -410,15 +371,17 @@ class Client:
         request = requests.ServeRequest(model, cwd, [*adapters], [*overrides])
         return self._ask(Api.serve, request)
 
-    def stop_serving(self, model: str) -> StoppedServing:
+    def stop_serving(self, model: str) -> versions.StoppedServing:
         """Let the pool of a base end once it is idle. Aliases stay."""
         return self._ask(Api.stop_serving, requests.ModelRequest(model))
 
-    def serving(self, model: str) -> LoadedModel:
+    def serving(self, model: str) -> versions.LoadedModel:
         """Start the pool of `model`, an alias or run@version, and load it. Returns what a gateway needs."""
         return self._ask(Api.bring_up, requests.ModelRequest(model))
 
-    def serving_base(self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]) -> LoadedModel:
+    def serving_base(
+        self, spec: str, *, source: str, cwd: str, overrides: Sequence[str]
+    ) -> versions.LoadedModel:
         """Start the pool that a run of this spec would have, to sample from its base."""
         request = requests.RunRequest(spec, source, cwd, [*overrides])
         return self._ask(Api.bring_up_base, request)
@@ -434,9 +397,7 @@ class Client:
         halving: requests.HalvingRequest | None,
         points: requests.PointsRequest | None = None,
     ) -> StartedSweep:
-        """Queue a run for each point of a grid, which overrides with several values make, or for each of
-        `points`.
-        """
+        """Queue a run for each of `points`, or of the grid that overrides with several values make."""
         chosen = points or requests.PointsRequest()
         request = requests.SweepRequest(spec, source, cwd, [*overrides], name, halving=halving, points=chosen)
         return self._ask(Api.sweep, request)
@@ -455,10 +416,7 @@ class Client:
     def trial(
         self, spec: str, *, source: str, cwd: str, overrides: Sequence[str], n: int
     ) -> Iterator[TrialEvent]:
-        """Try a spec on `n` rows of its data. Yields events as they happen, and `idle` while nothing does.
-
-        Raises what ended the trial.
-        """
+        """Try a spec on `n` rows of its data, and yield what happens. Raises what ended the trial."""
         request = requests.TrialRequest(spec, source, cwd, [*overrides], n)
         for line in self._http.stream(*written(Api.try_out, request)):
             event = answer_of(TrialEvent, line)
@@ -469,11 +427,8 @@ class Client:
                 return
         raise DaemonUnreachable("the daemon ended during the trial", hint=self._http.restart)
 
-    def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> Completions:
-        """Complete a prompt.
-
-        version: an alias, run@number, or a run's name for its current version.
-        """
+    def generate(self, version: str, prompt: str, sampling: requests.Sampling) -> versions.Completions:
+        """Complete a prompt with a version: an alias, run@number, or a run's name for its current one."""
         request = requests.GenerateRequest(version, prompt, sampling)
         return self._ask(Api.generate, request)
 
@@ -483,13 +438,12 @@ class Client:
         prompts: builtins.list[builtins.list[int]],
         seeds: builtins.list[builtins.list[int]],
         sampling: requests.Sampling,
-    ) -> Completions:
+    ) -> versions.Completions:
         """Complete several prompts of token ids. The completions of a prompt follow each other."""
         request = requests.GenerateRequest(version, "", sampling, prompts, seeds)
         return self._ask(Api.generate, request)
 
     def keep_result(self, version: str, result: requests.ResultRequest) -> Result:
-        """Keep the result of evaluating a version."""
         return self._ask(Api.keep_result, result, version=version)
 
     def results(self, run: str | None = None) -> builtins.list[Result]:

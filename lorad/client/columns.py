@@ -9,17 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lorad.client.words import (
-    evals_in_words,
-    figure_in_words,
-    judged_by_loss,
-    phase,
-    share,
-    starts_in_words,
-    steps_in_words,
-    why,
-)
-from lorad.records.bill import Bill
+from lorad.client import words
 from lorad.records.pools import Pool
 from lorad.records.runs import Run
 from lorad.text import age, duration, number
@@ -32,13 +22,6 @@ NOTHING = "-"
 """What a list shows of a key that a run has no value for."""
 FILLED = ("device", "cost")
 """Columns that `filled` finds in other answers than the list of runs."""
-
-
-def _took(run: Run) -> str:
-    """Say for how long a run has worked, or had when it ended."""
-    if run.started_at is None:
-        return ""
-    return age(run.started_at) if run.ended_at is None else duration(run.ended_at - run.started_at)
 
 
 def seconds_left(run: Run) -> float | None:
@@ -62,14 +45,14 @@ def amount(cost: float) -> str:
 
 COLUMNS: dict[str, Callable[[Run], str]] = {
     "name": lambda run: run.name,
-    "state": lambda run: phase(run) + (f": {run.reason}" if run.reason else ""),
-    "step": steps_in_words,
+    "state": lambda run: words.phase(run) + (f": {run.reason}" if run.reason else ""),
+    "step": words.steps_in_words,
     "steps": lambda run: str(run.steps or ""),
-    "progress": lambda run: f"{share(run):.0%}" if run.steps else "",
+    "progress": lambda run: f"{words.share(run):.0%}" if run.steps else "",
     "reward": lambda run: number(run.reward),
-    "figure": figure_in_words,
+    "figure": words.figure_in_words,
     "recent": lambda run: " ".join(number(reward, 2) or "-" for reward in run.recent[-_RECENT:]),
-    "eval": evals_in_words,
+    "eval": words.evals_in_words,
     "eval_first": lambda run: number(run.eval_first),
     "eval_last": lambda run: number(run.eval_last),
     "nll": lambda run: number(run.nll_last),
@@ -77,7 +60,7 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "tok/s": lambda run: number(run.rates.tokens_per_second, 0) if run.state == "running" else "",
     "step_seconds": lambda run: number(run.rates.step_seconds, 2),
     "eta": lambda run: "" if (left := seconds_left(run)) is None else duration(left),
-    "took": _took,
+    "took": lambda run: duration((run.ended_at or time.time()) - run.started_at) if run.started_at else "",
     "owner": lambda run: run.owner,
     "age": lambda run: age(run.created_at),
     "ended": lambda run: age(run.ended_at),
@@ -95,15 +78,15 @@ COLUMNS: dict[str, Callable[[Run], str]] = {
     "reason": lambda run: run.reason or "",
     "place": lambda run: "" if run.queue is None else str(run.queue.place),
     "behind": lambda run: "" if run.queue is None else run.queue.behind,
-    "starts": starts_in_words,
-    "why": why,
+    "starts": words.starts_in_words,
+    "why": words.why,
     "waiting": lambda run: run.waiting,
 }
 
 
 def has_losses(runs: Iterable[Run]) -> bool:
     """Check whether any of the runs has a loss and no reward."""
-    return any(map(judged_by_loss, runs))
+    return any(map(words.judged_by_loss, runs))
 
 
 def with_figures(columns: Sequence[str], has_losses: bool) -> list[str]:
@@ -116,11 +99,6 @@ def is_key(name: str) -> bool:
     return len(name) <= _LONGEST and _KEY.fullmatch(name) is not None
 
 
-def keys_of(columns: Sequence[str]) -> list[str]:
-    """Return the columns that are keys, whose values the daemon has to be asked for."""
-    return [name for name in columns if name not in COLUMNS]
-
-
 def cell(run: Run, column: str) -> str:
     """Return what a run has in a column: one of COLUMNS, or a key that the daemon was asked for."""
     if column in COLUMNS:
@@ -129,7 +107,6 @@ def cell(run: Run, column: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Write the value of a key."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -138,11 +115,6 @@ def in_words(value: Any) -> str:
 def devices_of(pools: Sequence[Pool]) -> dict[str, str]:
     """Name the devices of each run that has a slot in a pool."""
     return {run: " ".join(pool.devices or [pool.device]) for pool in pools for run in pool.tenants}
-
-
-def costs_of(bill: Bill) -> dict[str, float]:
-    """Read the cost of each run from a bill by run. Runs on devices without a price are left out."""
-    return {line.key: line.cost for line in bill.rows if line.cost is not None}
 
 
 def filled(run: Run, devices: Mapping[str, str], costs: Mapping[str, float]) -> Run:
@@ -179,7 +151,7 @@ def together(group: Sequence[Run], column: str) -> str:
     """Sum up a column of several runs: a few values one by one, many numbers as a range, else their count."""
     values = [run.values[column] for run in group if run.values.get(column) is not None]
     cells = dict.fromkeys(cell(run, column) for run in group)
-    different = [words for words in cells if words not in ("", NOTHING)] or [*cells]
+    different = [text for text in cells if text not in ("", NOTHING)] or [*cells]
     if len(different) <= _FEW:
         return ", ".join(different)
     if values and all(isinstance(value, int | float) for value in values):

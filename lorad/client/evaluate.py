@@ -18,7 +18,7 @@ from lorad.client.client import Client
 from lorad.errors import LoradError, NotAllowed, SpecError, from_wire
 from lorad.files import expanded
 from lorad.protocol.evals import Evaluated, Suite, Wanted
-from lorad.protocol.preflight import ErrorSaid
+from lorad.protocol.preflight import ErrorFacts
 from lorad.records.measured import Result
 from lorad.records.requests import ResultRequest
 from lorad.records.samples import Sample
@@ -59,7 +59,7 @@ class Graded(Struct, frozen=True, kw_only=True):
     """
 
     samples: list[Sample] = []
-    error: ErrorSaid | None = None
+    error: ErrorFacts | None = None
 
 
 _Answer = TypeVar("_Answer", Evaluated, Graded)
@@ -105,7 +105,7 @@ def evaluated(
                 raise SpecError("a suite has its own", key=f"--{key.replace('_', '-')}", hint=hint)
         plain = {key: settings[key] for key in ("problems", "temperature", "max_new_tokens")}
         request = replace(request, settings=plain)
-    answer = _ask(client, request, Evaluated)
+    answer = ask_evaluation(client, request, Evaluated)
     used = {key: value for key, value in answer.settings.items() if key != "data" and value is not None}
     data = settings["data"] or ""
     about = ResultRequest(data, "data", used, answer.metrics, answer.problems, answer.failed)
@@ -119,13 +119,11 @@ def evaluated(
         return Result(name, int(number), metrics=answer.metrics, data=about.data, problems=answer.problems)
 
 
-def graded(grading: Grading) -> list[Sample]:
-    """Score completions with rewards. Raises SpecError for lines and rewards that cannot be scored."""
-    return _ask(Client(), grading, Graded).samples
+def ask_evaluation(client: Client, request: Wanted | Grading, kind: type[_Answer]) -> _Answer:
+    """Evaluate or grade in a process of its own, which shows on stderr how far it is.
 
-
-def _ask(client: Client, request: Wanted | Grading, kind: type[_Answer]) -> _Answer:
-    """Ask a process of its own, which shows on stderr how far it is. Raises what that raised."""
+    Raises what that raised, as SpecError for lines and rewards that cannot be scored.
+    """
     process = subprocess.run(
         _COMMAND,
         input=msgspec.json.encode(request) + b"\n",

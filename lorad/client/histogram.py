@@ -1,4 +1,4 @@
-"""Counts how rewards and lengths of samples are spread."""
+"""Count how rewards and lengths of samples are spread."""
 
 import math
 from collections import Counter
@@ -15,9 +15,7 @@ _BINS = 10
 
 
 class Bin(Struct, frozen=True):
-    """Holds the values from `low` to `high`: all of them at once where these are the same, else without
-    `high`, except in the last bin.
-    """
+    """Counts values from `low` to below `high`; the last bin, and one with equal ends, also has `high`."""
 
     low: float
     high: float
@@ -25,15 +23,12 @@ class Bin(Struct, frozen=True):
 
 
 class AmountSpread(Struct, frozen=True):
-    """Says how one amount of a run's samples is spread.
+    """How one amount of a run's samples of a step is spread.
 
-    Attributes:
-        metric: the amount.
-        step: the step that the samples are of.
-        samples: how many samples there are.
-        counted: how many of them have the amount.
-        mean: the mean of these.
-        bins: bins from the least, the same for all runs.
+    metric: the amount.
+    counted: how many of the samples have the amount.
+    mean: the mean over these.
+    bins: bins from the least, the same for all runs.
     """
 
     run: str
@@ -46,13 +41,10 @@ class AmountSpread(Struct, frozen=True):
 
 
 class SampleSpread(Struct, frozen=True):
-    """Says how samples are spread.
+    """How rewards and lengths of samples are spread, in bins from the least.
 
-    Attributes:
-        samples: how many samples there are.
-        unscored: how many of them have no reward.
-        rewards: bins of rewards, from the least.
-        lengths: bins of sampled tokens, from the least.
+    unscored: how many samples have no reward.
+    lengths: bins of how many tokens were sampled.
     """
 
     samples: int

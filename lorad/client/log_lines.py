@@ -1,4 +1,4 @@
-"""Reads lines of logs, whoever wrote them: how bad a line is, when it was written, which words it has."""
+"""Read lines of logs, whoever wrote them: how bad a line is, when it was written, which words it has."""
 
 import re
 import time
@@ -58,7 +58,7 @@ def words(text: str) -> Words:
     return [word for word in typed if word[1]]
 
 
-def wanted(line: str, words: Iterable[tuple[bool, str]]) -> bool:
+def has_words(line: str, words: Iterable[tuple[bool, str]]) -> bool:
     folded = line.casefold()
     return all((word in folded) is not is_not for is_not, word in words)
 
@@ -66,11 +66,10 @@ def wanted(line: str, words: Iterable[tuple[bool, str]]) -> bool:
 class Wish(NamedTuple):
     """Which lines of a log are asked for; without anything, all of them.
 
-    Attributes:
-        words: What a line has, and has not.
-        least: Its level, or a higher one; an empty text for any.
-        since: The Unix time in seconds after which it was written; 0 for any.
-        node: The node of a cluster that it came from: a line begins with its name, which is left out.
+    words: the words that a line has to have, or must not have.
+    least: its least level; "" for any.
+    since: the Unix time after which it was written; 0 for any.
+    node: the node of a cluster that it came from: a line begins with its name, which is left out.
     """
 
     words: tuple[tuple[bool, str], ...] = ()
@@ -100,8 +99,7 @@ class Sieve:
     A line that does not say when it was written has the time of the line before. An indented one has the
     level of the line before too, so that a traceback stays whole.
 
-    Attributes:
-        has_times: A line said when it was written.
+    has_times: whether a line said when it was written.
     """
 
     def __init__(self, wish: Wish) -> None:
@@ -126,5 +124,5 @@ class Sieve:
                 self._level = level(line) or "info"
             is_new = self._at >= wish.since
             is_bad = not wish.least or LEVELS.index(self._level) >= LEVELS.index(wish.least)
-            if is_new and is_bad and wanted(line, wish.words):
+            if is_new and is_bad and has_words(line, wish.words):
                 yield line

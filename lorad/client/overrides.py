@@ -1,10 +1,11 @@
-"""Make paths absolute in `key=value` as typed on a command line.
+"""Read the file of a spec as a user names it, and make paths absolute in `key=value` as typed beside it.
 
 There they begin at the working directory, and not at the directory of the spec.
 """
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from lorad.box.paths import Home
 from lorad.client.boxes.hosts import Place, place
 from lorad.errors import SpecError
+from lorad.files import expanded
 
+_SIZE_LIMIT = 1 << 20  # bytes of a spec; an endless file is read no further
 _DATA = ("data.train", "data.eval")
 _FUNCTIONS = ("reward", "reward.name", "algorithm.loss", "algorithm.advantage")
 _FILES = (
@@ -25,6 +28,28 @@ KEYS = (*_DATA, *_FUNCTIONS, *_MODELS, _REFERENCE, *_FILES)  # whose values may 
 _OF_SETS = {"data": "data.eval", "reward": "reward", "name": "reward.name", "python": "reward.python"}
 """By a key of a set of held-out problems, the key of a run that means the same."""
 _DATA_FILES = (".jsonl", ".parquet", ".csv", ".json")
+
+
+def read_spec(spec: str) -> tuple[str, str, Path]:
+    """Return the text, its name in messages, and the directory where its relative paths begin.
+
+    spec: a file's name, or `-` for stdin.
+
+    Raises SpecError for what cannot be read.
+    """
+    path = expanded(spec)
+    source = "<stdin>" if spec == "-" else spec
+    try:
+        with sys.stdin.buffer if spec == "-" else path.open("rb") as file:
+            data = file.read(_SIZE_LIMIT + 1)
+        if len(data) > _SIZE_LIMIT:
+            hint = "A spec is a page of YAML; data goes into its own files."
+            raise SpecError(f"{source}: larger than 1 MiB", hint=hint)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{source}: {reason}", hint="`lorad init` writes a spec to start from.") from None
+    return text, source, Path.cwd() if spec == "-" else path.absolute().parent
 
 
 def from_here(overrides: Sequence[str], where: "Place | None" = None) -> list[str]:
@@ -52,9 +77,7 @@ def changed(override: str, cwd: Path) -> str:
 
 
 def _anchored(key: str, text: str, cwd: Path) -> str:
-    """Make a value absolute if it is a path, or the paths of several sources. What cannot be read stays, and
-    is refused later.
-    """
+    """Make the paths of a value absolute. What cannot be read stays, and is refused later."""
     value = text.strip()
     if key in _DATA and value[:1] in ("[", "{"):
         from lorad.spec.yaml import compose, plain  # slow: completion reads this module too

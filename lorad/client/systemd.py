@@ -23,7 +23,7 @@ BOOTED = Path("/run/systemd/system")  # as sd_booted(3)
 _SYSTEM_UNITS = Path("/etc/systemd/system")
 _SYSTEM_HOME = Path("/var/lib/lorad")
 _WANTS = {False: "default.target", True: "multi-user.target"}
-_KEPT = (
+_KEPT = [
     "PATH",
     "LD_LIBRARY_PATH",
     "CUDA_HOME",
@@ -31,7 +31,7 @@ _KEPT = (
     "HF_HUB_CACHE",
     "HF_HUB_OFFLINE",
     "XDG_CACHE_HOME",
-)
+]
 _COMMAND_SECONDS = 60.0
 _TEXT = """{marker} ({name}.d/*.conf).
 [Unit]
@@ -133,18 +133,13 @@ def write_unit(unit: Unit, *, force: bool = False) -> None:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(unit.path, unit.text(os.environ).encode(), mode=0o644)
     except OSError as error:
-        hint = (
-            "A unit of the machine is root's to write: `sudo`."
-            if unit.system
-            else "Mend the directory's mode."
-        )
+        is_root = "A unit of the machine is root's to write: `sudo`."
+        hint = is_root if unit.system else "Mend the directory's mode."
         raise StorageError(f"{unit.path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def remove_unit(unit: Unit) -> None:
-    """Remove the file of a unit. Raises NotFound without one, Conflict for one that lorad did not write,
-    and StorageError.
-    """
+    """Remove the file of a unit. Raises NotFound, Conflict for one that lorad did not write, StorageError."""
     if not unit.path.exists():
         raise NotFound(f"there is no {unit.path}", hint="`lorad daemon install` writes it.")
     if not unit.is_ours():
@@ -153,9 +148,8 @@ def remove_unit(unit: Unit) -> None:
         unit.path.unlink()
         (unit.path.parent / f"{_WANTS[unit.system]}.wants" / _NAME).unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"{unit.path} cannot be removed: {error.strerror}", hint="Is it root's?"
-        ) from error
+        hint = "Is it root's?"
+        raise StorageError(f"{unit.path} cannot be removed: {error.strerror}", hint=hint) from error
 
 
 def tell_systemd(*commands: Sequence[str]) -> None:
@@ -165,13 +159,11 @@ def tell_systemd(*commands: Sequence[str]) -> None:
             subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
         except subprocess.CalledProcessError as error:
             said = error.stderr.strip() or f"it exited with {error.returncode}"
-            raise Conflict(
-                f"`{' '.join(command)}` failed: {said}", hint="`journalctl --user -u lorad` says more."
-            ) from error
+            hint = "`journalctl --user -u lorad` says more."
+            raise Conflict(f"`{' '.join(command)}` failed: {said}", hint=hint) from error
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Conflict(
-                f"`{' '.join(command)}` failed: {error}", hint="Is systemd running here?"
-            ) from error
+            hint = "Is systemd running here?"
+            raise Conflict(f"`{' '.join(command)}` failed: {error}", hint=hint) from error
 
 
 def start_by_unit(home: Home) -> bool:

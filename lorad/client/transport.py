@@ -8,7 +8,6 @@ was sent (see `lorad.errors`).
 """
 
 import contextlib
-import copy
 import json
 import socket
 import struct
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -79,13 +78,7 @@ class Transport:
         self.box_name = ""
         self.version = __version__  # of the daemon that answered last
 
-    def patient(self, timeout: float) -> Self:
-        """Make the same transport with another timeout, in seconds."""
-        other = copy.copy(self)
-        other.timeout = timeout
-        return other
-
-    def one(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
+    def ask(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
         """Send a request, and read the one object of its answer."""
         answer = self.request(method, path, body)
         try:
@@ -163,22 +156,13 @@ class Transport:
 
     def _asked(self, method: str, path: str, data: bytes) -> _HttpAnswer:
         """Send a request and read the head of its answer. Raises what is in _CUT_OFF."""
-        headers = {
-            "Host": "lorad",
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            PROTOCOL_HEADER: str(PROTOCOL),
-        } | ({"Accept": LINES} if self.on_doing is not None else {})
-        lines = [
-            f"{method} {path} HTTP/1.0",
-            *(f"{name}: {value}" for name, value in headers.items()),
-            "",
-            "",
-        ]
+        lines = [f"{method} {path} HTTP/1.0", "Host: lorad", "Content-Type: application/json"]
+        lines += [f"Content-Length: {len(data)}", f"{PROTOCOL_HEADER}: {PROTOCOL}"]
+        lines += [f"Accept: {LINES}"] if self.on_doing is not None else []
         with self.connected() as connection:
             connection.settimeout(self.timeout)
             with contextlib.suppress(BrokenPipeError):  # refused before it was read: the answer says why
-                connection.sendall("\r\n".join(lines).encode("ascii") + data)
+                connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + data)
             file = connection.makefile("rb")  # which keeps the connection
         try:
             if not (first := file.readline(_LINE)):

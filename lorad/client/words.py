@@ -9,7 +9,7 @@ from lorad.protocol.evals import SetScore
 from lorad.records.devices import Device
 from lorad.records.measured import Result
 from lorad.records.runs import KeptFiles, Run, RunDetails
-from lorad.text import clauses, duration, moment, number, size
+from lorad.text import clauses, counted, duration, moment, number, size
 
 _LARGEST = 99.0  # nats per token; a perplexity of more would be no number
 _NAMES = 12  # how many modules are listed
@@ -78,9 +78,10 @@ def place_in_words(run: Run) -> str:
 
 def failures(run: Run) -> str:
     """Say how many rewards of a run failed and how many of its updates were skipped; "" for none."""
+    signals = run.signals
     counts = {
-        "rewards failed": run.signals.failed_rewards_total,
-        "updates skipped": run.signals.skipped_updates_total,
+        "rewards failed": signals.failed_rewards_total,
+        "updates skipped": signals.skipped_updates_total,
     }
     return ", ".join(f"{count:,.0f} {words}" for words, count in counts.items() if count)
 
@@ -102,9 +103,8 @@ def idleness(run: Run) -> str:
         return ""
     causes = []
     if (flat := signals.zero_variance or 0.0) >= _MOSTLY_IDLE:
-        causes.append(
-            "all groups had one reward" if flat == 1 else f"{flat:.0%} of the groups had one reward"
-        )
+        groups = "all groups" if flat == 1 else f"{flat:.0%} of the groups"
+        causes.append(f"{groups} had one reward")
     if (cut := signals.truncated or 0.0) >= _MOSTLY_IDLE and (flat or not signals.failed_rewards):
         causes.append(f"{cut:.0%} of the completions were cut at rollout.max_new_tokens")
     words = f"{idle:,.0f} of {run.step:,} steps changed nothing"
@@ -112,9 +112,7 @@ def idleness(run: Run) -> str:
 
 
 def figure_in_words(run: Run) -> str:
-    """Write the reward of the last step. A run that samples nothing has its loss instead, and one of dpo also
-    the share of pairs that are the right way round.
-    """
+    """Write the reward of the last step, or else its loss and the share of pairs that are right."""
     if not judged_by_loss(run):
         return "" if run.reward is None else f"reward {number(run.reward)}"
     pairs = run.signals.pair_accuracy
@@ -174,9 +172,8 @@ def rate_in_words(data: RunDetails) -> str:
     lr = (data.spec.get("trainer") or {}).get("lr")
     if data.rate is None or lr is None:
         return ""
-    if lr == data.rate.lr:
-        return f"trainer.lr is {lr:g}: it fits {data.rate.why}"
-    return f"trainer.lr is {lr:g}; {data.rate.lr:g} fits {data.rate.why}"
+    fits = ": it" if lr == data.rate.lr else f"; {data.rate.lr:g}"
+    return f"trainer.lr is {lr:g}{fits} fits {data.rate.why}"
 
 
 def adapter_in_words(lora: Mapping[str, Any]) -> str:
@@ -200,20 +197,15 @@ def targets_in_words(lora: Mapping[str, Any]) -> str:
 def kept_in_words(files: KeptFiles) -> str:
     """Say how many versions and checkpoints are kept, which bytes they need at most, and what is free."""
     free = "" if files.free is None else f"; {size(files.free)} free"
-    counts = f"{_counted(files.versions, 'version')} and {_counted(files.checkpoints, 'checkpoint')}"
+    counts = f"{counted(files.versions, 'version')} and {counted(files.checkpoints, 'checkpoint')}"
     return f"keeps {counts}, at most {size(files.total)}{free}"
 
 
 def present_in_words(files: KeptFiles) -> str:
     """Say how many versions and checkpoints are on disk now."""
-    versions = _counted(files.present_versions, "version")
-    checkpoints = _counted(files.present_checkpoints, "checkpoint")
+    versions = counted(files.present_versions, "version")
+    checkpoints = counted(files.present_checkpoints, "checkpoint")
     return f"{versions} and {checkpoints} now, {size(files.present)}"
-
-
-def _counted(number: int, what: str) -> str:
-    """Write a number with its noun, in the plural where need be."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def set_aside(device: Device) -> str:

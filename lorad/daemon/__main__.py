@@ -1,5 +1,4 @@
-"""Run the daemon of `LORAD_HOME` in the foreground: `python -m lorad.daemon`. `lorad.errors` lists its exit
-codes.
+"""Run the daemon of `LORAD_HOME` in the foreground: `python -m lorad.daemon`.
 
 `--system` serves all users of this machine. Other options print JSON and start no daemon:
 
@@ -39,9 +38,9 @@ def main() -> int:
             answer = repair(home)
         elif "--check" in options:
             from lorad.box import config
-            from lorad.daemon.record.rows_and_disk import of_home
+            from lorad.daemon.record.rows_and_disk import take_census
 
-            answer = of_home(home, (config.load(home.config).storage or home.root) / "runs")
+            answer = take_census(home, (config.load(home.config).storage or home.root) / "runs")
         elif options & {"--orphans", "--end-orphans"}:
             from lorad.daemon.process.orphans import end_orphans, find_orphans
 

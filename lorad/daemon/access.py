@@ -5,9 +5,9 @@ owner of a run acts on the run and its versions; an alias belongs to the user wh
 of its runs. Other users may read where `sharing.read` is `all`. Admins may do everything: root, the daemon's
 own user and `sharing.admins`.
 
-What a caller may not see does not exist for them: whoever looks something up by a name that a caller gave
-does it here, where the hidden and the missing have the same words. Texts that mention what nobody asked for,
-such as what a run waits for, name it for a `Reader`.
+What a caller may not see does not exist for them: what a caller names is looked up here, where the hidden and
+the missing have the same words. Texts that mention other things, such as what a run waits for, name them for
+a `Reader`.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from lorad.records.versions import Alias, AliasMove
 from lorad.store import aliases, events, runs
 from lorad.store.rows import GroupRow, QueuedRow, RunRow, RunSummary, VersionRow
 
-_KnownRun = RunSummary | QueuedRow  # as lists and the queue know it
+_AnyRun = RunSummary | QueuedRow
 OwnedRow = TypeVar("OwnedRow", bound=RunSummary | GroupRow | Sweep)
 RowOfRun = TypeVar("RowOfRun", AliasMove, Alias, Event, Line, Result, VersionRow)
 
@@ -49,14 +49,17 @@ class Access(StrEnum):
 
 
 class Subject(NamedTuple):
-    """What a request is about, in words for who asks."""
+    """What a request is about.
 
-    what: str
+    name: says what it is, for the reader who asks.
+    """
+
+    name: str
     owner_uid: int
 
 
 class Reader(NamedTuple):
-    """Who reads a text, which names only what they may see."""
+    """The reader of a text, which names only what they may see."""
 
     uid: int
     sees_all: bool
@@ -64,10 +67,10 @@ class Reader(NamedTuple):
     def sees(self, owner_uid: int) -> bool:
         return self.sees_all or self.uid == owner_uid
 
-    def name(self, run: _KnownRun) -> str:
+    def name(self, run: _AnyRun) -> str:
         return run.name if self.sees(run.owner_uid) else f"a run of {run.owner}'s"
 
-    def name_all(self, tenants: Sequence[_KnownRun]) -> str:
+    def name_all(self, tenants: Sequence[_AnyRun]) -> str:
         """Name runs: `run a`, `runs a, b and c`, `runs a, b and 6 others`, `run a and 2 runs of ann's`."""
         names = [one.name for one in tenants if self.sees(one.owner_uid)]
         hidden = Counter(one.owner for one in tenants if not self.sees(one.owner_uid))
@@ -98,12 +101,12 @@ def anybody(ctx: Context) -> Reader:
     return Reader(-1, ctx.config.sharing.read == "all")
 
 
-def owner_of(ctx: Context, run: _KnownRun) -> Reader:
+def owner_of(ctx: Context, run: _AnyRun) -> Reader:
     """Return the reader of what is written down about a run."""
     return reader(ctx, Caller(run.owner_uid, run.owner))
 
 
-def name_for(ctx: Context, run: _KnownRun, name: str) -> str:
+def name_for(ctx: Context, run: _AnyRun, name: str) -> str:
     """Name another run as the owner of `run` may know it.
 
     name: the name of a run that exists or existed; "" for none.
@@ -131,15 +134,12 @@ def of_alias(alias: Alias) -> Subject:
 
 # -- what a caller names ---------------------------------------------------------------------------------
 def find_run(ctx: Context, caller: Caller, name: str) -> RunRow:
-    """Raises NotFound, with the name that the run has now where it was renamed. What is hidden takes as long
-    as what is missing: the database leaves it out."""
+    """Raises NotFound for hidden and missing runs alike, with the name that a renamed run has now."""
     owner = None if sees_all(ctx, caller) else caller.uid
-    run = runs.find(ctx.store, name, owner)
-    if run:
+    if run := runs.find(ctx.store, name, owner):
         return run
     now = events.present_name(ctx.store, name)
-    renamed = runs.find(ctx.store, now, owner) if now else None
-    if renamed:
+    if now and (renamed := runs.find(ctx.store, now, owner)):
         raise runs.missing(name, hint=f"It was renamed to {renamed.name}.")
     raise runs.missing(name)
 
@@ -159,18 +159,15 @@ def must_own(ctx: Context, caller: Caller, *subjects: Subject) -> None:
     for subject in subjects:
         if not owns(ctx, caller, subject.owner_uid):
             owner = user_name(subject.owner_uid)
-            hint = (
-                f"Ask {owner}, or an admin: {admins(ctx)}. What you may see, `lorad fork` makes a run of "
-                "your own of."
-            )
-            raise NotAllowed(f"{subject.what} belongs to {owner}; you are {caller.name}", hint=hint)
+            hint = f"Ask {owner}, or an admin: {admins(ctx)}. "
+            hint += "What you may see, `lorad fork` makes a run of your own of."
+            raise NotAllowed(f"{subject.name} belongs to {owner}; you are {caller.name}", hint=hint)
 
 
 def must_own_name(ctx: Context, caller: Caller, name: str, subject: Subject) -> None:
     """Check whether the caller may put something else in the place of what has a name.
 
-    Raises NotAllowed, and Conflict where they may not see it: names are everybody's, and that one is taken is
-    all that they hear.
+    Raises NotAllowed, and Conflict where they may not see it, which says no more than that the name is taken.
     """
     if not sees(ctx, caller, subject.owner_uid):
         raise Conflict(f"the name {name} is in use", hint="Choose another name.")
@@ -178,7 +175,7 @@ def must_own_name(ctx: Context, caller: Caller, name: str, subject: Subject) -> 
 
 
 def must_move(ctx: Context, caller: Caller, alias: str, before: Alias | None, run: RunRow) -> None:
-    """Check whether the caller may let an alias serve a version of the run. before: what it serves now.
+    """Check whether the caller may let an alias, which now is `before`, serve a version of the run.
 
     Raises NotAllowed, and Conflict where a user of a shared daemon has as many aliases as one may have, in
     all or that serve, or would roll back to, versions of others.
@@ -213,12 +210,10 @@ def sees(ctx: Context, caller: Caller, owner_uid: int) -> bool:
 
 
 def sees_all(ctx: Context, caller: Caller) -> bool:
-    """Check whether the caller sees what belongs to others."""
     return ctx.config.sharing.read == "all" or is_admin(ctx, caller)
 
 
 def seen(ctx: Context, caller: Caller, rows: Iterable[OwnedRow]) -> list[OwnedRow]:
-    """List the runs, or sweeps, that the caller may see."""
     return [row for row in rows if sees(ctx, caller, row.owner_uid)]
 
 
@@ -233,7 +228,7 @@ def seen_by_run(ctx: Context, caller: Caller, rows: Iterable[RowOfRun]) -> list[
     begun = runs.beginnings(ctx.store, caller.uid)
     visible = []
     for row in (row for row in rows if row.run in begun):
-        first_event, created_at = begun[row.run or ""]
+        first_event, created_at = begun[row.run]
         is_own = True  # of the run that has this name now, as `lorad/store/rename.py` tells them apart
         match row:
             case Event() | Line():

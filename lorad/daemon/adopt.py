@@ -1,6 +1,4 @@
-"""The first work of a daemon: find the pools and drivers that an earlier one left, and end those that no row
-knows.
-"""
+"""Adopt the pools and drivers that an earlier daemon left, and end those that no row names."""
 
 import logging
 import os
@@ -13,7 +11,6 @@ from lorad.adapters.directory import sweep as sweep_leftovers
 from lorad.box.paths import RunDir, refuse_open
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, guarded, of_pool
-from lorad.daemon.pool import Pool
 from lorad.daemon.pools.grants import adopt_grants
 from lorad.daemon.pools.life import adopt_pools, look_at_process
 from lorad.daemon.process.processes import attempts_under
@@ -24,7 +21,7 @@ from lorad.daemon.runs.rename import finish_renames
 from lorad.daemon.storage.prune import REMOVED, leftovers_in
 from lorad.daemon.storage.unfinished import sweep_half_made, sweep_removed
 from lorad.daemon.troubles import Item
-from lorad.states import RunState
+from lorad.states import ACTIVE
 from lorad.store import runs
 
 log = logging.getLogger("lorad.daemon")
@@ -33,10 +30,10 @@ _RECENT = 200  # ended runs that are pruned at the start
 
 
 def adopt(ctx: Context) -> None:
-    """Adopt the runs by their rows: the reconcile loop inspects the attempt of every active one.
+    """Do the first work of a daemon; files that cannot be read do not keep it from starting. The loop then
+    inspects the attempt of every active run.
 
-    Something that cannot be read does not keep the daemon from starting. Raises OSError, and NotAllowed where
-    others could put something else in the place of the runs' directory.
+    Raises OSError, and NotAllowed where others could replace the directory of the runs.
     """
     root = ctx.runs_root
     is_new = not root.exists()
@@ -45,11 +42,12 @@ def adopt(ctx: Context) -> None:
     refuse_open(root)
     if ctx.users.shared and (is_new or root.stat().st_uid == os.geteuid()):
         passable(root)
-    sweeps = sweep_removed, sweep_half_made, _sweep_unfinished
     for verb in (
         relocate,
         finish_renames,
-        *sweeps,
+        sweep_removed,
+        sweep_half_made,
+        _sweep_unfinished,
         adopt_pools,
         _look_at_pools,
         adopt_grants,
@@ -61,9 +59,7 @@ def adopt(ctx: Context) -> None:
 
 
 def _leave_to_loop(ctx: Context) -> None:
-    """Let the loop delete what the daemon before did not come to delete, and look at every journal: while no
-    daemon worked anybody could put another one there.
-    """
+    """Let the loop prune the newest runs, and look at every journal: it may have been replaced meanwhile."""
     ctx.storage.unpruned |= {run.name for run in runs.list_runs(ctx.store, all=False, limit=_RECENT)}
     ctx.storage.doubted |= {*runs.names(ctx.store)}
 
@@ -73,29 +69,23 @@ def _sweep_unfinished(ctx: Context) -> None:
 
 
 def _look_at_pools(ctx: Context) -> None:
-    def look_at_pool(ctx: Context, pool: Pool) -> None:
-        look_at_process(ctx, pool)
-        if pool.process.is_up:
-            log.info("pool %s: adopted, pid %s", pool.id, pool.process.pid)
-
-    each(ctx, look_at_pool, list(ctx.pools.values()), of_pool)
+    pools = list(ctx.pools.values())
+    each(ctx, look_at_process, pools, of_pool)
+    for pool in (pool for pool in pools if pool.process.is_up):
+        log.info("pool %s: adopted, pid %s", pool.id, pool.process.pid)
 
 
 def _stop_strangers(ctx: Context) -> None:
     """Ask every driver to stop that is not the present attempt of an active run: it saves what it has."""
-    active = runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
-    at_work = {(run.name, run.attempt) for run in active}
+    at_work = {run.name: run.attempt for run in runs.in_states(ctx.store, *ACTIVE)}
 
     def stop_strangers_in(ctx: Context, directory: Path) -> None:
-        if directory.name not in {run for run, _ in at_work}:
+        name = directory.name
+        if name not in at_work:
             for path in leftovers_in(RunDir(directory), before=time.time()):  # of writers that died
                 discard(path)
-        for attempt in attempts_under(directory) if not directory.name.startswith(REMOVED) else []:
-            if (directory.name, int(attempt.root.name)) in at_work:
-                continue
-            if ctx.processes.signal(attempt, signal.SIGTERM):
-                log.warning(
-                    "run %s: attempt %s worked unknown to the store", directory.name, attempt.root.name
-                )
+        for attempt in attempts_under(directory) if not name.startswith(REMOVED) else []:
+            if at_work.get(name) != int(attempt.root.name) and ctx.processes.signal(attempt, signal.SIGTERM):
+                log.warning("run %s: attempt %s worked unknown to the store", name, attempt.root.name)
 
     each(ctx, stop_strangers_in, sorted(ctx.runs_root.iterdir()), lambda path: Item(f"run {path.name}"))

@@ -27,8 +27,6 @@ from lorad.daemon.process.users import User
 from lorad.daemon.read_threads import Readers
 from lorad.daemon.state import (
     BillState,
-    LoggerState,
-    NotifyState,
     QueueState,
     RequestState,
     ServicesState,
@@ -73,8 +71,6 @@ class Context:
     queue: QueueState = field(default_factory=QueueState)
     serving: ServingState = field(default_factory=ServingState)
     services: ServicesState = field(default_factory=ServicesState)
-    loggers: LoggerState = field(default_factory=LoggerState)
-    notify: NotifyState = field(default_factory=NotifyState)
     storage: StorageState = field(default_factory=StorageState)
     requests: RequestState = field(default_factory=RequestState)
     bill: BillState = field(default_factory=BillState)
@@ -85,7 +81,7 @@ class Context:
         record(self.store, self.journal)
 
     async def read(self, question: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of `lorad.store` that only reads, in a thread of its own: see `Readers.read`."""
+        """Call a function of `lorad.store` that only reads, see `Readers.read`."""
         return await self.readers.read(question, *arguments, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -101,7 +97,7 @@ class Context:
         self.loop.ring()
 
     def user(self, uid: int) -> User | None:
-        """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user."""
+        """Return the user who is to own the files and processes of `uid`; None for the daemon's own user."""
         return self.users.user(uid, self.config.environment)
 
     @cached_property
@@ -119,20 +115,18 @@ class Context:
         return (self.config.storage or self.home.root) / "runs"
 
 
+_parsed = lru_cache(maxsize=1024)(from_json)
+
+
 def spec_of(run: RunRow) -> Spec:
-    return _parsed(run.spec)
-
-
-@lru_cache(maxsize=1024)
-def _parsed(spec: str) -> Spec:
-    return from_json(spec.encode())
+    return _parsed(run.spec.encode())
 
 
 class Request(msgspec.Struct, frozen=True):
-    """How a run was asked for: the contents of its `request.json`.
+    """The contents of a run's `request.json`: how it was asked for.
 
     model_path: the directory that `model.path` was resolved to.
-    bases: the weights that its adapter was made on, where it came from elsewhere; see `runs/bases.py`.
+    bases: the weights that an imported adapter was made on, see `runs/bases.py`.
     reference: the version that KL is measured against, see `runs/reference.py`; None where that is the base.
     """
 
@@ -148,7 +142,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request_of(run: RunRow) -> Request:
-    """Read `request.json`, unless it is as it was read last. Raises StorageError."""
+    """Read `request.json` where it has changed since it was last read. Raises StorageError."""
     path = f"{run.directory}/request.json"
     try:
         stat = os.stat(path)
@@ -162,11 +156,11 @@ def request_of(run: RunRow) -> Request:
 
 
 def unreadable(path: Path, error: Exception, hint: str) -> StorageError:
-    """Make the error for a file that cannot be read, or holds something else than it should."""
+    """Make the error for a file that cannot be read or decoded."""
     why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged"
     return StorageError(f"{path} {why}", hint=hint)
 
 
 @lru_cache(maxsize=1024)
-def _read(path: str, *_as_it_is: int) -> Request:
+def _read(path: str, *_stamps: int) -> Request:
     return msgspec.json.decode(Path(path).read_bytes(), type=Request)

@@ -1,6 +1,7 @@
 """Counters since the daemon began: answers, swaps, and followers of events."""
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class _Histogram:
 
     def observe(self, seconds: float) -> None:
         self.sum += seconds
-        self.counts[next((n for n, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))] += 1
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
 
 
 @dataclass

@@ -14,7 +14,7 @@ from lorad.box.paths import Home, refuse_open
 from lorad.box.proxies import past_proxies
 from lorad.box.tokens import tokens_trouble
 from lorad.daemon.adopt import adopt
-from lorad.daemon.api.metrics_port import scraped
+from lorad.daemon.api.metrics_port import serve_metrics
 from lorad.daemon.api.server import make_app
 from lorad.daemon.context import Context
 from lorad.daemon.gpu.devices import environment, find_devices
@@ -33,13 +33,13 @@ log = logging.getLogger("lorad.daemon")
 
 _LOG_BYTES = 8 << 20
 _LOG_FILES = 3
-_THREADS = 64
+_THREADS = 64  # most of which wait for a pool
 
 
 def run_daemon(home: Home, *, system: bool = False) -> None:
-    """Serve `home` until SIGTERM, SIGINT or `shutdown`.
+    """Serve `home`, for all users where it is of the `system`, until SIGTERM, SIGINT or `shutdown`.
 
-    system: serve all users. Raises Conflict when the home has a daemon, SpecError, NotAllowed.
+    Raises Conflict when the home has a daemon, SpecError, NotAllowed.
     """
     learn_structs()
     if system:
@@ -84,7 +84,7 @@ def run_daemon(home: Home, *, system: bool = False) -> None:
 
 
 def prepare(home: Home) -> None:
-    """Make what is missing. The mode of what is there is left as it is. Raises StorageError, NotAllowed."""
+    """Make the directories that are missing. Raises StorageError, NotAllowed."""
     with writable():
         for directory in (home.root, home.runs, home.pools, home.daemon_log.parent):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -95,30 +95,29 @@ async def _serve(ctx: Context) -> None:
     """Answer from the first moment, but adopt before anything is started."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ctx.close)
-    # most of them wait for a pool
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     with writable():
         adopt(ctx)
-    async with answering(ctx):
+    async with serve_api(ctx):
         log.info("the daemon is up: pid %d, home %s", os.getpid(), ctx.home.root)
         await reconcile(ctx)
-        async with ctx.requests.parting:  # what is to end with the daemon has ended
+        async with ctx.requests.parting:  # until the request that ends the daemon has its answer
             pass
 
 
 @contextlib.asynccontextmanager
-async def answering(ctx: Context) -> AsyncIterator[None]:
+async def serve_api(ctx: Context) -> AsyncIterator[None]:
     """Serve the API on the home's socket."""
     where = SocketFile(ctx.home.socket, ctx.users.socket_mode, "`lorad daemon stop` ends it.")
     served = serve(make_app(ctx), [where], ctx.requests.bounds, name="the daemon", goodbye=GOODBYE_SECONDS)
     try:
-        async with served, scraped(ctx):
+        async with served, serve_metrics(ctx):
             yield
     finally:
-        await rest(ctx)
+        await end_tasks(ctx)
 
 
-async def rest(ctx: Context) -> None:
+async def end_tasks(ctx: Context) -> None:
     """End what the daemon itself has under way."""
     for connection in list(ctx.requests.waiting):
         connection.abort()

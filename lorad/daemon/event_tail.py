@@ -25,19 +25,18 @@ class Line(NamedTuple):
 
 
 class Tail:
-    """Whoever is behind what it holds is served from the database, page by page."""
+    """The newest events. Followers who are further behind read the database, page by page."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: deque[Line] = deque()
         self._bytes = 0
-        # ids: all after the first, up to the second, are held
-        self._before = self.newest = events.last_id(store)
+        self._before = self.newest = events.last_id(store)  # ids; the lines are those after and up to them
 
     def after(self, cursor: int, run: str | None) -> list[Line]:
         """Read some events with larger ids, in order; [] when there is none up to `newest`.
 
-        run: leaves out the events of a removed run of the same name.
+        run: whose events they are, without those of a removed run of the same name; None for all.
         """
         while rows := events.after(self._store, self.newest, None, _PAGE):
             for line in map(line_of, rows):
@@ -60,7 +59,7 @@ class Tail:
         return [line for line, size in zip(lines, sizes, strict=True) if size - len(line.text) < STREAM_BYTES]
 
     def forget(self) -> None:
-        """Hold nothing any more: events have got another name of their run."""
+        """Forget the lines: the run of some events was renamed."""
         self._lines.clear()
         self._before = self.newest
         self._bytes = 0

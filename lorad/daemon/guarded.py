@@ -1,4 +1,4 @@
-"""Verbs of the reconcile loop, each guarded alone: what is wrong with one item holds up no other."""
+"""Guard each verb of the reconcile loop and each of its items, so that trouble with one holds up no other."""
 
 import logging
 import math
@@ -65,8 +65,8 @@ def each(
 ) -> None:
     """Do `verb` to every item, each guarded alone.
 
-    seconds: no item is begun after them; the next pass, which comes at once, does the rest. With such a limit
-        items that failed before come last, so that they hold up no other.
+    seconds: after them no item is begun; the next pass, which comes at once, does the rest. With such a limit
+        items that failed before come last.
     """
     until = time.monotonic() + seconds
     troubles = ctx.loop.troubles

@@ -27,9 +27,9 @@ LOOK_SECONDS = 2.0
 
 
 def heal(ctx: Context) -> None:
-    """Look at drivers that work, pools and gateways that are up; put down who hangs.
+    """Look at the processes of runs, pools and services, and put down those that hang.
 
-    Without a heartbeat, as on a disk that was full, a process is judged by its life alone.
+    A process without a heartbeat, such as on a full disk, is only seen to be alive.
     """
     now = time.monotonic()
     limits = ctx.config.supervision
@@ -38,9 +38,8 @@ def heal(ctx: Context) -> None:
     away = was_away(ctx.processes.looked_at, now, limits)
     ctx.processes.looked_at = now
     owners = dict(watched(ctx))
-    ctx.processes.pulses = {
-        attempt: pulse for attempt, pulse in ctx.processes.pulses.items() if attempt in owners
-    }
+    for attempt in ctx.processes.pulses.keys() - owners.keys():
+        del ctx.processes.pulses[attempt]
 
     def heal_process(ctx: Context, attempt: AttemptDir) -> None:
         status = read_status(attempt)
@@ -64,7 +63,7 @@ def activity_of(ctx: Context, run: RunRow) -> str:
 
 
 def watched(ctx: Context) -> Iterator[tuple[AttemptDir, tuple[str, Item]]]:
-    """Yield what is looked at, its name for the log, and whose it is.
+    """Yield each process that is looked at, with its name for the log and the item that it is part of.
 
     Pools come first: a process that waits for a hung pool is lost with it.
     """
@@ -87,7 +86,7 @@ def _look(ctx: Context, attempt: AttemptDir, now: float, away: bool = False) -> 
     if pulse is None:
         ctx.processes.pulses[attempt] = Pulse(beat, now, now, attempt.killed.exists())
         return ""
-    if pulse.doubted and beat != pulse.beat:  # the earlier daemon did not come to it
+    if pulse.doubted and beat != pulse.beat:  # the earlier daemon ended before it killed the process
         pulse.doubted = False
         attempt.killed.unlink(missing_ok=True)
     pulse.see(beat, now)
@@ -105,7 +104,7 @@ def is_full(attempt: AttemptDir) -> bool:
 
 
 async def put_down(ctx: Context, attempt: AttemptDir, name: str) -> None:
-    """Write down where it hangs and why it ends, then kill it. Whoever comes back meanwhile is left alone."""
+    """Write down where a process hangs and why it ends, then kill it, unless it has come back meanwhile."""
     try:
         if ctx.processes.inspect(attempt).phase != "alive":
             return

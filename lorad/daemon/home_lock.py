@@ -1,6 +1,4 @@
-"""A home has one daemon: the lock that the daemon holds, and the checks that the home can be written to and
-has locks.
-"""
+"""The lock by which a home has one daemon, and checks that the home can be written to and has locks."""
 
 import contextlib
 import fcntl
@@ -30,8 +28,8 @@ def writable() -> Iterator[None]:
 def lock(home: Home) -> Iterator[None]:
     """Take the lock that keeps a second daemon out of the home. Raises Conflict, StorageError.
 
-    Both kinds of locks, the database's and the daemon's, are tried before, in a thread: a file server may not
-    answer.
+    Both kinds of locks, the database's and the daemon's, are first tried in a thread, as a file server may
+    not answer.
     """
     wrong = ["its file server does not answer when a file is locked"]
 

@@ -1,8 +1,8 @@
 """The daemon's own journal, `LORAD_HOME/journal.jsonl`: who did what, and what the database can be rebuilt
 from.
 
-It holds one JSON object a line, fsynced: {at, kind, …}. Lines of kind `rows` and `all` are changes
-of the database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people.
+It holds one JSON object a line, fsynced: {at, kind, …}. Lines of kind `rows` and `all` are changes of the
+database, see `lorad/store/record.py`: {…, number, rows, gone, crc}. All other lines are for people.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ STARTED = "started"
 
 
 class DaemonJournal(log.AppendLog[Any]):
-    """Appends one line for each fact. A torn last line is closed before the next one."""
+    """The daemon's journal, open for writing. A torn last line is closed before the next one."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, None)
@@ -47,10 +47,7 @@ class DaemonJournal(log.AppendLog[Any]):
         self._undo = self._append(body[:-1] + _CRC + str(zlib.crc32(body)).encode() + b"}\n")
 
     def undo(self) -> None:
-        """Cut the last change off.
-
-        If that fails too, the number of the next change shows that this one is void.
-        """
+        """Cut the last change off. Should that fail, the next change has its number and so voids it."""
         if self._undo is not None:
             with contextlib.suppress(OSError):
                 self.cut(self._undo)
@@ -69,19 +66,14 @@ class DaemonJournal(log.AppendLog[Any]):
 
 
 class JournalContent(NamedTuple):
-    """What a journal contains.
+    """The content of a journal.
 
-    changes: the changes that count; a change of the whole database comes first if there is one.
+    changes: the changes that were committed, each with its kind; one of the whole database comes first.
     damaged: numbers of the lines that cannot be read.
     """
 
     changes: list[tuple[str, Change]]
     damaged: list[int]
-
-    @property
-    def is_complete(self) -> bool:
-        """Check whether `changes` holds all of the daemon's facts."""
-        return bool(self.changes) and self.changes[0][0] == ALL
 
 
 class _Line(Struct):
@@ -97,7 +89,7 @@ def read(path: Path) -> JournalContent:
         for number, ((kind, content), _) in enumerate(log.read(file, path, log.lines(_decode, "pass")), 1):
             if isinstance(content, Change):
                 changes = journal.changes
-                # an earlier one that has its number was never committed, and goes
+                # an earlier change with the same number was never committed
                 while changes and (kind == ALL or changes[-1][1].number >= content.number):
                     changes.pop()
                 changes.append((kind, content))

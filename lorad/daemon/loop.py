@@ -1,4 +1,4 @@
-"""The reconcile loop's own state: what wakes it, what runs beside it, and what it could not do."""
+"""The state of the reconcile loop: what wakes it, what runs beside it, and what it could not do."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ _Stamp = tuple[int, int]
 class Loop:
     """The daemon's loop runs at once for a request or the end of a process, soon for a journal that grew.
 
-    Drivers write all the time, so for a journal alone it does only what journals matter to.
+    Drivers write all the time, so for a journal alone it does only what depends on journals.
 
     started_at: Unix time.
     closing: the daemon ends; the verbs that are left of this pass are not done.
     tasks: coroutines that run beside it; they are cancelled when the daemon closes.
     newest: the newest event that its readers were woken for.
-    bell: rings when there are new events; taken before looking for some, it misses none that comes meanwhile.
+    bell: rings when there are new events. A reader takes it before looking for events, and so misses none.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,7 @@ class Loop:
         self._event.set()
 
     def looks_at_all(self) -> bool:
-        """Decide whether the pass that begins looks at everything: it was poked, or REST seconds have gone by
-        since the last one that did.
-        """
+        """Decide whether the pass that begins looks at everything: after a poke, and every REST seconds."""
         is_due = self._event.is_set() or time.monotonic() - self._looked_at >= REST
         self._event.clear()
         if is_due:
@@ -76,9 +74,7 @@ class Loop:
                 break
 
     def watch(self, key: Path, open_pidfd: Callable[[], int | None]) -> bool:
-        """Poke when the process of a key ends, which then is no longer watched; returns whether this began to
-        watch it. The pidfd is opened only for that.
-        """
+        """Poke when the process of a key ends. Returns whether it was not watched yet, and is from now on."""
         if key in self._watched:
             return False
         if (pidfd := open_pidfd()) is not None:

@@ -1,6 +1,4 @@
-"""Open the database and the daemon's journal of a home together:
-neither may be behind the other unnoticed.
-"""
+"""Open the database and the daemon's journal of a home, and notice where one is behind the other."""
 
 import logging
 import sys
@@ -24,9 +22,8 @@ def open_store(home: Home) -> Store:
     """Raises what Store does, and IntegrityError when the database is gone, or older than the journal."""
     is_gone = not home.database.exists() or home.database.stat().st_size == 0
     if is_gone and home.journal.is_file() and home.journal.stat().st_size:
-        raise IntegrityError(
-            f"{home.database} is gone, and {home.journal} records what was in it", hint=_REPAIR
-        )
+        message = f"{home.database} is gone, and {home.journal} records what was in it"
+        raise IntegrityError(message, hint=_REPAIR)
     try:
         return Store(home.database)
     except OSError as error:
@@ -49,28 +46,25 @@ def open_journal(home: Home) -> DaemonJournal:
     try:
         return DaemonJournal(home.journal)
     except OSError as error:
-        hint = (
-            "Move it aside: the daemon then writes a new one from the database. (`lorad doctor --repair` "
-            "needs it.)"
-        )
+        hint = "Move it aside: the daemon then writes a new one from the database. "
+        hint += "(`lorad doctor --repair` needs it.)"
         raise IntegrityError(f"{home.journal}: {error.strerror}", hint=hint) from error
 
 
 def record(store: Store, journal: DaemonJournal) -> None:
-    """Make the store write to the journal everything that a rebuild of the database needs. Raises
-    IntegrityError.
+    """Make the store write to the journal everything that a rebuild of the database needs.
 
-    The newest change of the journal may have no counterpart in the database: a daemon that died in between. A
-    journal that lacks changes (it was lost or damaged, or the schema was upgraded) gets the whole database.
+    The newest change of the journal may be missing in the database, where a daemon died in between. A journal
+    that lacks changes (it was lost or damaged, or the schema was upgraded) gets the whole database.
+
+    Raises IntegrityError.
     """
     recorded = store.recorded
     changes = (line for _, line in backwards(journal.path) if isinstance(line, Change))
     written = next((change.number for change in changes), None)
     if written is not None and written > recorded + 1:
-        message = (
-            f"{store.path} is older than {journal.path}, which records {written - recorded} more changes"
-        )
-        raise IntegrityError(message, hint=_REPAIR)
+        more = f"which records {written - recorded} more changes"
+        raise IntegrityError(f"{store.path} is older than {journal.path}, {more}", hint=_REPAIR)
     is_behind = written != recorded or store.is_upgraded
     if is_behind:
         log.info("the journal gets all of the database: it has change %s, the database %d", written, recorded)

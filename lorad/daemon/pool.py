@@ -25,11 +25,7 @@ from lorad.spec.model import Spec
 
 
 class KeepRefusal(NamedTuple):
-    """A pool did not take a version that it should keep.
-
-    times: how often it was asked.
-    not_before: the monotonic time at which it is asked again.
-    """
+    """Says how often a pool refused to keep a version, and the monotonic time at which it is asked again."""
 
     times: int
     not_before: float
@@ -37,22 +33,22 @@ class KeepRefusal(NamedTuple):
 
 @dataclass
 class Pool:
-    """A pool: one base model on its devices, for many runs.
+    """One base model on its devices, for many runs.
 
     process: the process of its newest attempt.
     status: its last answer; None until it has answered.
     grant: what its process was granted of a cluster, as far as it said.
     noted: the life, its grant and whether it was ready then, as `pools/grants.py` wrote it down last.
-    polled_at: when it was last asked, and answered or took too long.
+    polled_at: when it last answered, or took too long.
     asked_at: when the newest question was asked.
     is_slow: its last answer took long, or it gave none.
-    clears_up_until: while what its last life left behind is being ended, which may still have its devices:
-        the monotonic time until which others wait for that.
+    clears_up_until: the monotonic time until which others wait for what its last life left behind, which may
+        still have its devices, to end.
     guests: how many requests use it that are no runs.
     serves: runs for which it is kept up, see `serving/keep_up.py`.
     held_at: the status and the changes that `serving/keep_loaded.py` saw last.
     checked: when its directory was last checked, and what was wrong with it.
-    refusals: `run@version` -> why it is not kept.
+    refusals: the versions (`run@version`) that it did not keep.
     warned: `run@version` -> the warning that its run had about that.
     """
 
@@ -83,9 +79,7 @@ class Pool:
 
     @property
     def work(self) -> Path:
-        """Name the directory that its process writes to; a pool of another user than the daemon has one in
-        its directory.
-        """
+        """Return the directory that its process writes to; another user's pool has one of its own."""
         directory = self.root / "work"
         return directory if directory.is_dir() else self.root
 
@@ -144,12 +138,12 @@ class Pool:
 
     @property
     def holds(self) -> tuple[str, ...]:
-        """Return the names of all devices that it has, on nodes with the node's name before."""
+        """Return the names of all devices that it has, those of nodes as in `h1/cuda:3`."""
         return tuple(name for node in self.nodes for name in devices_on(node)) or self.names
 
     @property
     def is_leaving(self) -> bool:
-        """Check whether its devices become free without anybody's asking."""
+        """Check whether its devices become free soon."""
         return time.monotonic() < self.clears_up_until or (self.process.is_up and self.stop_asked is not None)
 
     @property
@@ -224,7 +218,7 @@ def setup_for(
 
 
 def is_lost(status: GrantStatus, node: GrantedNode) -> bool:
-    """Check whether it is the node by whose loss a grant came to its state."""
+    """Check whether a grant was lost with this node."""
     return status.state == "lost" and status.words.startswith(f"{node.node}:")
 
 
@@ -235,9 +229,7 @@ def devices_on(node: GrantedNode) -> list[str]:
 
 
 def names_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Name every device of a pool, as `PoolSetup.devices` has them; () for one that its kind names, and on a
-    cluster.
-    """
+    """Name the devices of a pool as `PoolSetup.devices` does: () for one named by its kind, and on nodes."""
     if isinstance(devices[0], NodesShape):
         return ()
     names = tuple(device.name for device in devices)
@@ -252,14 +244,13 @@ def load_pool(root: Path) -> Pool | None:
         return None
 
 
+@dataclass(eq=False, repr=False)
 class Pools(dict[str, Pool]):
-    """Holds the pools by their names.
+    """The pools by their ids.
 
     gone_since: the monotonic time at which a run's pool was found gone, by the run's name.
     lost: directories of pools whose `pool.json` cannot be read.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gone_since: dict[str, float] = {}
-        self.lost: list[Path] = []
+    gone_since: dict[str, float] = field(default_factory=dict)
+    lost: list[Path] = field(default_factory=list)

@@ -20,7 +20,7 @@ WAL_TOO_LARGE = 64 << 20  # ... and nobody begins to read until it is
 
 
 class Readers:
-    """Threads for reads. Only the event loop uses this object; the reads themselves run elsewhere."""
+    """Threads for reads. Only the event loop uses this object."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -56,8 +56,7 @@ class Readers:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Empty the WAL if it is large and nobody reads; never waits. Called by the loop of the daemon, again
-        and again."""
+        """Empty the WAL if it is large and nobody reads. Called in every pass of the loop; never waits."""
         size = self.wal_bytes()
         if size > WAL_TOO_LARGE:
             self._open.clear()

@@ -1,6 +1,4 @@
-"""The loop that makes the machine agree with the store: it can stop at any point and be begun again by a new
-daemon.
-"""
+"""The loop that makes the machine agree with the store. A new daemon can go on wherever it stopped."""
 
 import asyncio
 import contextlib
@@ -19,7 +17,7 @@ from lorad.daemon.pools.watch_gpus import keep_history
 from lorad.daemon.process.processes import DAMAGED
 from lorad.daemon.queue.cluster import keep_cluster
 from lorad.daemon.queue.device_holders import keep_leases
-from lorad.daemon.queue.foresee import keep_forecasts
+from lorad.daemon.queue.forecast import keep_forecasts
 from lorad.daemon.queue.neighbours import watch_neighbours
 from lorad.daemon.queue.place import place_requests, place_runs
 from lorad.daemon.queue.set_aside import give_way, keep_set_aside
@@ -29,7 +27,7 @@ from lorad.daemon.runs.stop import stop as stop_run
 from lorad.daemon.runs.sweeps import halve
 from lorad.daemon.runs.take_in import last_facts, take_in_or_end, watch_journals
 from lorad.daemon.services.table import keep_services
-from lorad.daemon.serving.keep_loaded import hold
+from lorad.daemon.serving.keep_loaded import keep_loaded
 from lorad.daemon.serving.keep_up import keep_serving
 from lorad.daemon.serving.table import keep_table
 from lorad.daemon.storage.budget import keep_budget
@@ -37,7 +35,6 @@ from lorad.daemon.storage.prune import prune, prune_again
 from lorad.daemon.trim_logs import rotate
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
-from lorad.protocol.journal import Record
 from lorad.states import ACTIVE, Move, RunState
 from lorad.store import events, runs
 from lorad.store.rows import RunRow
@@ -48,8 +45,7 @@ _LAUNCH_SECONDS = 0.02  # in one pass
 
 
 async def reconcile(ctx: Context) -> None:
-    """Make passes until the daemon closes or its home is moved: it would judge runs by files that are
-    elsewhere.
+    """Make passes until the daemon closes, or its home is moved and it would judge runs by missing files.
 
     Each verb is guarded alone, and so is each item that it works on: what fails is tried again in the next
     pass. The daemon answers requests between two verbs, and after a pass for as long as the pass took. Once a
@@ -58,9 +54,8 @@ async def reconcile(ctx: Context) -> None:
     clock = asyncio.get_running_loop().time
     while not ctx.loop.closing:
         if ctx.store.is_moved:
-            log.error(
-                "%s was moved or removed; the daemon ends, start it where its home is now", ctx.home.root
-            )
+            message = "%s was moved or removed; the daemon ends, start it where its home is now"
+            log.error(message, ctx.home.root)
             ctx.close()
             break
         began = clock()
@@ -75,40 +70,34 @@ async def reconcile(ctx: Context) -> None:
         await ctx.loop.wait(journals)
 
 
-def _collect(ctx: Context) -> None:
-    """Let the shims that are over leave the process table."""
+def _tidy(ctx: Context) -> None:
+    """Let shims that are over leave the process table, and empty the WAL where it is large."""
+    ctx.readers.tidy()
     ctx.processes.collect()
 
 
 def _ingest(ctx: Context) -> None:
-    """Take in what the drivers wrote; then make room where there is one checkpoint more.
-
-    Their journals have it on disk, so the database need not.
-    """
-    fresh: dict[str, list[Record]] = {}
+    """Take in what the drivers wrote, and prune where there is one checkpoint more."""
+    written = set[str]()
 
     def ingest_run(ctx: Context, run: RunRow) -> None:
-        fresh[run.name] = take_in_or_end(ctx, run)
+        if any(record.kind == "checkpoint" for record in take_in_or_end(ctx, run)):
+            written.add(run.name)
 
-    with ctx.store.write(durable=False):
+    with ctx.store.write(durable=False):  # the journals are on disk
         each(ctx, ingest_run, _active_runs(ctx), of_run)
-    written = {
-        name for name, records in fresh.items() if any(record.kind == "checkpoint" for record in records)
-    }
     each(ctx, prune, [run for run in _active_runs(ctx) if run.name in written], of_run)
 
 
 def _confirm(ctx: Context) -> None:
-    """Note which attempts have begun, on disk at once."""
+    """Record which attempts have begun, on disk at once."""
     if active := _active_runs(ctx):
         with ctx.store.write():
             each(ctx, _confirm_run, active, of_run)
 
 
 def _confirm_run(ctx: Context, run: RunRow) -> None:
-    """Record that the attempt has begun, once its driver says so; after its rewind,
-    `resume_step` is used up.
-    """
+    """Record that an attempt has begun once its driver says so; then its `resume_step` is used up."""
     if run.state != RunState.STARTING and run.resume_step is None:
         return
     kinds = {fact.kind for fact in last_facts(run.dir.journal, run.attempt)}
@@ -123,7 +112,7 @@ def _reap(ctx: Context) -> None:
 
 
 def _reap_run(ctx: Context, run: RunRow) -> None:
-    """Raises StorageError when the driver's status cannot be read; it is judged by its lock until then."""
+    """Raises StorageError while the driver's status cannot be read and its lock alone shows its life."""
     driver = ctx.processes.inspect(run.attempt_dir)
     if driver.phase in ("exited", "vanished"):
         settle(ctx, run, driver)
@@ -140,10 +129,6 @@ def _stop(ctx: Context) -> None:
     each(ctx, stop_run, _active_runs(ctx), of_run)
 
 
-def _tidy_readers(ctx: Context) -> None:
-    ctx.readers.tidy()
-
-
 def _keep_log(ctx: Context) -> None:
     """Raises StorageError as long as the daemon has no log of its own."""
     if ctx.storage.log_trouble:
@@ -153,12 +138,9 @@ def _keep_log(ctx: Context) -> None:
 def _keep_database(ctx: Context) -> None:
     """Raises StorageError when another file, or none, has the name of the database that is open."""
     if not ctx.store.is_in_place:
-        message = (
-            f"{ctx.store.path} was removed or replaced; the daemon works with the old one, which ends with it"
-        )
-        raise StorageError(
-            message, hint="`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
-        )
+        what = f"{ctx.store.path} was removed or replaced"
+        hint = "`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
+        raise StorageError(f"{what}; the daemon works with the old one, which ends with it", hint=hint)
 
 
 def _ring(ctx: Context) -> None:
@@ -170,7 +152,7 @@ def _ring(ctx: Context) -> None:
 
 
 PASS: tuple[Callable[[Context], None], ...] = (
-    _collect,
+    _tidy,
     find_lost_pools,
     watch_pools,
     watch_grants,
@@ -195,28 +177,27 @@ PASS: tuple[Callable[[Context], None], ...] = (
     watch_journals,
     keep_leases,
     keep_history,
-    hold,
+    keep_loaded,
     keep_table,
     keep_services,
-    _tidy_readers,
     keep_budget,
     rotate,
     _keep_log,
     _keep_database,
     _ring,
 )
-"""What a pass does, in order."""
+"""The verbs of a pass, in order."""
 
 ON_GROWTH: tuple[Callable[[Context], None], ...] = (
     watch_pools,
     _ingest,
     _confirm,
     halve,
-    hold,
+    keep_loaded,
     keep_table,
     _ring,
 )
-"""What a pass does of it when all that happened is that journals grew."""
+"""The verbs of a pass when all that happened is that journals grew."""
 
 
 def _active_runs(ctx: Context) -> list[RunRow]:

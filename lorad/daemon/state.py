@@ -1,14 +1,12 @@
-"""What the rooms of the daemon remember between two passes of the loop.
-
-A new daemon does without all of it.
-"""
+"""The state that rooms of the daemon keep between two passes of the loop. A new daemon does without it."""
 
 import asyncio
 import contextlib
 import os
+import stat
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,15 +22,13 @@ from lorad.records.runs import Queued
 from lorad.store.bill import Hours
 from lorad.store.rows import RunRow, VersionRow
 
-LOOK_SECONDS = 60.0
-
 
 @dataclass(frozen=True, eq=False)
 class PoolRequest:
     """A request that waits for a pool of a run's base.
 
     until: the monotonic time until which it waits for others to leave.
-    pool: the id of the pool, which the loop answers.
+    pool: the id of the pool, once the loop has found one.
     """
 
     run: RunRow
@@ -48,15 +44,15 @@ class QueueState:
     being_made: names, in lower case, of runs whose files a request is writing.
     not_before: the monotonic time before which a run does not restart.
     places: where each queued run stands, as the last pass found it.
-    foreseen: when queued runs start and after which run, and the monotonic time of that look ahead.
+    foreseen: the monotonic time of the last look ahead, and when queued runs start and after which run.
     looked_for: the runs that were queued then.
-    hours: what users have used by the hour, and which state of the bill that is (see `queue/shares.py`).
+    hours: what users have used by the hour, and of which state of the bill, see `queue/shares.py`.
     passed: queued runs that others pass on the cluster for now, see `queue/cluster.py`.
-    asked_since: when each pool began to wait for nodes, in monotonic time.
-    lacking: pools that did not get theirs at once.
+    asked_since: the monotonic time at which each pool began to wait for nodes.
+    lacking: pools that did not get nodes at once.
     on_cluster: queued runs that may go to the cluster, as the last pass found them.
-    strangers: users for whom the cluster started agents of another user, and which user that is (uids).
-    clock: tells the Unix time.
+    strangers: uid of a user -> uid of the other user whose agents the cluster started for them.
+    clock: returns the Unix time.
     """
 
     requests: list[PoolRequest] = field(default_factory=list)
@@ -78,12 +74,11 @@ class QueueState:
 class ServingState:
     """What `serving/` remembers.
 
-    in_hand: how many requests are about to use a `run@version`, which is not deleted meanwhile.
+    in_hand: how many requests use a `run@version`, which is not deleted meanwhile.
     moving: a lock for each alias.
     served: counts the changes of pins, aliases and pools; rooms look again when it grew.
-    table: what `served` was when the gateway's table was written.
-    pauses: for a run that serves, the seconds between two tries to start its pool, and when the next one is
-        due.
+    table: the count of `served` when the gateway's table was written.
+    pauses: for a run that serves, the seconds between two tries to start its pool, and when the next is due.
     """
 
     in_hand: Counter[str] = field(default_factory=Counter)
@@ -91,29 +86,6 @@ class ServingState:
     served: int = 1
     table: int = 0
     pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-
-@dataclass
-class ServicesState:
-    """What `services/` remembers of the processes of services, by the service's name and the uid.
-
-    needed_at: when somebody last needed a process, in monotonic time.
-    tables: what a process was last given to do.
-    """
-
-    needed_at: dict[tuple[str, int], float] = field(default_factory=dict)
-    tables: dict[tuple[str, int], Struct] = field(default_factory=dict)
-
-
-@dataclass
-class LoggerState:
-    """What `services/loggers.py` remembers.
-
-    runs: the runs whose journals are followed, by name, each with the uid of its owner; None before the first
-        look.
-    """
-
-    runs: dict[str, tuple[int, FollowedRun]] | None = None
 
 
 class RunClock(NamedTuple):
@@ -125,13 +97,20 @@ class RunClock(NamedTuple):
 
 
 @dataclass
-class NotifyState:
-    """What `services/notify.py` remembers.
+class ServicesState:
+    """What `services/` remembers.
 
-    outbox: as it is on disk, but for its cursor; None before the first look.
+    needed_at: when somebody last needed the process of a service for a uid, in monotonic time.
+    tables: what such a process was last given to do.
+    followed: the runs whose journals loggers follow, by name, each with the uid of its owner; None before the
+        first look.
+    outbox: the notifications as they are on disk, but for the cursor; None before the first look.
     clocks: the clock of each run whose alarms somebody is to hear of, by name.
     """
 
+    needed_at: dict[tuple[str, int], float] = field(default_factory=dict)
+    tables: dict[tuple[str, int], Struct] = field(default_factory=dict)
+    followed: dict[str, tuple[int, FollowedRun]] | None = None
     outbox: Outbox | None = None
     clocks: dict[str, RunClock] = field(default_factory=dict)
 
@@ -165,8 +144,8 @@ class UsesFile:
 class BillState:
     """What `bill/` remembers.
 
-    files: the file of uses of each life of a pool whose use is not all taken in, by the life's directory.
-    closed: the directories of lives whose use is.
+    files: how far the file of uses of a pool's life was read, by the life's directory.
+    closed: the directories of lives whose use is all taken in, which are not in `files`.
     read_at: the monotonic time at which the files of pools that are up were last read.
     taken: how many reports were taken in.
     sizes: bytes of directories of runs, and the monotonic time at which they were measured.
@@ -184,17 +163,17 @@ class _Disk:
     """What is known of the disk.
 
     used: bytes of the home and its storage; None before the first look.
-    warning: the warning that they are too many; empty when they are not.
+    warning: says that they are too many; empty when they are not.
     """
 
     used: int | None = None
-    measured_at: float = field(default_factory=lambda: -LOOK_SECONDS)
+    measured_at: float = float("-inf")
     is_measuring: bool = False
     warning: str = ""
 
 
 @dataclass
-class _Disks:
+class _UsedByOwner:
     """Bytes of all runs by the uid of their owner, measured in a thread.
 
     at: the monotonic time of the measurement.
@@ -202,7 +181,7 @@ class _Disks:
 
     used: dict[int, int] = field(default_factory=dict)
     at: float = float("-inf")
-    is_measured: bool = False
+    is_measuring: bool = False
 
 
 @dataclass
@@ -219,7 +198,7 @@ class StorageState:
     """
 
     disk: _Disk = field(default_factory=_Disk)
-    by_owner: _Disks = field(default_factory=_Disks)
+    by_owner: _UsedByOwner = field(default_factory=_UsedByOwner)
     unpruned: set[str] = field(default_factory=set)
     doubted: set[str] = field(default_factory=set)
     unkept: dict[str, list[VersionRow]] = field(default_factory=dict)
@@ -229,22 +208,41 @@ class StorageState:
     log_trouble: str = ""
 
 
-def bytes_of(directories: Iterable[Path]) -> int:
-    """Sum the bytes that directories take on disk; a file with several names counts once.
+def bytes_of(paths: Iterable[Path], *, on_disk: bool = False) -> int:
+    """Add up the bytes of files and of all that directories hold. What has several names counts once.
+
+    on_disk: count the blocks that files take instead of their lengths.
 
     What goes away meanwhile does not count. Runs in a thread.
     """
     total = 0
-    seen = set()
-    left = [os.fspath(path) for path in directories]
-    while left:
-        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-                    elif status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
-                        seen.add((status.st_dev, status.st_ino))
-                        total += status.st_blocks * 512
+    seen = set[tuple[int, int]]()
+    for status in _files_below(paths):
+        key = status.st_dev, status.st_ino
+        if key not in seen:
+            total += 512 * status.st_blocks if on_disk else status.st_size
+            if status.st_nlink > 1:
+                seen.add(key)
     return total
+
+
+def _files_below(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Yield the status of the files at and below some paths, where each directory is read once."""
+    read = set[tuple[int, int]]()
+    left = [os.fspath(path) for path in paths]
+    while left:
+        path = left.pop()
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            key = status.st_dev, status.st_ino
+            if not stat.S_ISDIR(status.st_mode):
+                yield status
+            elif key not in read:
+                read.add(key)
+                with os.scandir(path) as entries:
+                    for entry in entries:
+                        with contextlib.suppress(OSError):
+                            if entry.is_dir(follow_symlinks=False):
+                                left.append(entry.path)
+                            else:
+                                yield entry.stat(follow_symlinks=False)

@@ -1,5 +1,4 @@
-"""Sampling that runs ahead of training by up to `rollout.max_staleness` steps, in a thread with its own
-connection.
+"""Sampling that runs ahead of training, by up to `rollout.max_staleness` steps in a thread of its own.
 
 The samples for step s (from 1) are requested as soon as the version of step s - 1 - max_staleness is
 published, the first ones from version 0. So the step alone decides which version makes which samples,
@@ -18,19 +17,17 @@ from lorad.protocol.heartbeat import HEART
 
 
 class Ahead:
-    """Rollouts for the steps to come, whose samples are scored meanwhile.
-
-    A context manager: its thread ends with it, whatever it does.
-    """
+    """Rollouts for the steps to come, scored meanwhile in a thread that ends with the context."""
 
     def __init__(self, session: Session, rollouts: Iterable[Rollout] = ()) -> None:
         """Start with the rollouts that a checkpoint has for the next steps, in order. Raises PoolLost."""
         self._session = session
         params = session.params
         self._limit = session.spec.rollout.max_staleness
-        self._trained: dict[int, int] = {}  # by step, in order: steps behind the version that samples for it
+        # by step, in order: how many steps the version that samples for it has behind it
+        self._trained: dict[int, int] = {}
         self._futures: dict[int, Future[Rollout]] = {}
-        self._position = session.state.position  # of the next prompt; how many one step takes, it shows
+        self._position = session.state.position  # of the next prompt
         for rollout in rollouts:
             future = Future[Rollout]()
             future.set_result(rollout)
@@ -41,9 +38,7 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, "sampler")
 
     def go_on(self, step: int) -> None:
-        """Ask the current version, that of `step`, for what may be sampled now. After the last step there is
-        nothing: what a resume with more steps would have of it, it samples itself."""
-        if step >= self._session.params.steps:
+        if step >= self._session.params.steps:  # a resume with more steps samples itself what it needs
             return
         for ahead in range(max([step - 1, *self._trained]) + 1, step + self._limit + 1):
             self._trained[ahead] = step
@@ -51,32 +46,24 @@ class Ahead:
             self._futures[ahead] = self._thread.submit(self._make, ahead, state.version, step, state.ratings)
 
     def take(self, step: int) -> Rollout:
-        """Wait for the rollout for the step after `step`, and return it. Raises what sampling raised."""
         with HEART.waits():
             rollout = self._futures[step].result()
         del self._trained[step], self._futures[step]
         return rollout
 
     def put_back(self, rollout: Rollout) -> None:
-        """Put back the rollout that was taken last, which is not trained on now."""
         future = Future[Rollout]()
         future.set_result(rollout)
         self._trained = {rollout.plan.step: rollout.plan.trained, **self._trained}
         self._futures[rollout.plan.step] = future
 
-    def made(self) -> list[Rollout]:
-        """Return the rollouts of versions before the current one, waiting for them. Raises what sampling
-        raised.
-
-        Rollouts of the current version are left out: after a resume, the version with the same weights
-        samples them again.
-        """
+    def of_earlier_versions(self) -> list[Rollout]:
+        # the current version's are left out: after a resume, the version with its weights samples them again
         now = self._session.state.step
         with HEART.waits():
             return [self._futures[step].result() for step, trained in self._trained.items() if trained < now]
 
     def close(self) -> None:
-        """Break off what is under way."""
         self._pool.abort()
         for judged in self._session.judged:
             judged.rewarder.close()  # it may be at work in the thread, for as long as user code likes

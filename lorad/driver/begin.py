@@ -1,6 +1,4 @@
-"""The beginning of an attempt: wait for the pool, open the slot (fresh or from a checkpoint), publish,
-evaluate.
-"""
+"""The beginning of an attempt: open the slot, fresh or from a checkpoint, publish and evaluate."""
 
 import contextlib
 import hashlib
@@ -47,7 +45,7 @@ _OF_MODEL = (
 def begin(session: Session) -> PoolInfo:
     """Open the slot, attest the current version, and journal `attempt` (and `rewind`).
 
-    Leaves `session.ahead` to be entered by the caller, if sampling is to run ahead.
+    Where sampling is to run ahead, the caller enters `session.ahead`.
     """
     info: PoolInfo = session.pool.call("hello", Nothing())
     refuse_unknown_loss(session, info)
@@ -112,10 +110,8 @@ def records_routes(session: Session, info: PoolInfo) -> bool:
         return False
     lacks = f"{info.engine} and {info.trainer} in pool {info.pool} do not record and replay routes"
     if not info.routes and setting == "record":
-        raise Conflict(
-            f"{lacks}, which rollout.routes: record asks for",
-            hint=f"`lorad pools stop {info.pool}` ends one of an older lorad; else leave rollout.routes out.",
-        )
+        hint = f"`lorad pools stop {info.pool}` ends one of an older lorad; else leave rollout.routes out."
+        raise Conflict(f"{lacks}, which rollout.routes: record asks for", hint=hint)
     if not info.routes:
         session.warn(f"{lacks}: experts may differ between rollout and training, which bfloat16 makes likely")
     elif setting == "auto":
@@ -161,15 +157,17 @@ def _open_slot(session: Session, info: PoolInfo, restored: checkpoint.Restored |
 
 
 def _critic_before(session: Session, restored: checkpoint.Restored | None) -> str | None:
-    """Return where the checkpoint has its critic; None where there is none."""
+    """Return the directory of the critic in the checkpoint; None where there is none."""
     start = str(restored.path) if restored else session.params.start_from
     before = Path(start) / CRITIC if start else None
     return str(before) if before is not None and before.is_dir() else None
 
 
 def compare_with_before(session: Session, info: PoolInfo, records: list[Record]) -> None:
-    """Warn when the data differ from the attempt before; raise Conflict when the base does: an adapter
-    belongs to one. Raise it for a streamed file with other content, too: the place in it is worth nothing.
+    """Warn where the data differ from the attempt before.
+
+    Raises Conflict for another base, as an adapter belongs to one, and for a streamed file with other
+    content, in which the place is worth nothing.
     """
     own = [r.data for r in reversed(records) if r.kind == "attempt"]
     attempts: Sequence[Mapping[str, Any]] = own or session.params.bases
@@ -182,10 +180,8 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
         )
     elif not same:
         trained = "this run" if own else session.params.origin
-        raise Conflict(
-            f"the weights of {info.model} are not those that {trained} was trained on",
-            hint="Put the model back, or start a new run with lora.adapter_path set to an exported version.",
-        )
+        hint = "Put the model back, or start a new run with lora.adapter_path set to an exported version."
+        raise Conflict(f"the weights of {info.model} are not those that {trained} was trained on", hint=hint)
     if own and own[0]["data_sha256"] != session.train_data.digest:
         source = session.spec.data.train
         previous = own[0].get("inputs", {}).get("data.train")
@@ -206,25 +202,21 @@ def compare_with_before(session: Session, info: PoolInfo, records: list[Record])
 
 
 def _compare_with_teacher(session: Session, info: PoolInfo, records: Sequence[Record]) -> PoolInfo:
-    """Return what the reference is an adapter of: the pool's model, or its teacher where the run has one.
+    """Return the base of the reference: the pool's model, or its teacher where the run has one.
 
-    Raises Conflict when the pool has no teacher, and when its weights are others than in the attempt before.
+    Raises Conflict when the pool has no teacher, or one with other weights than in the attempt before.
     """
     teacher = session.spec.algorithm.teacher
     if teacher is None:
         return info
     run = session.params.run
     if not info.teacher_sha256:
-        raise Conflict(
-            f"pool {info.pool} does not hold {teacher}, algorithm.teacher",
-            hint=f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does.",
-        )
+        hint = f"`lorad pools stop {info.pool}` ends it; `lorad resume {run}` starts one that does."
+        raise Conflict(f"pool {info.pool} does not hold {teacher}, algorithm.teacher", hint=hint)
     before = next((r.data.get("teacher_sha256") for r in reversed(records) if r.kind == "attempt"), None)
     if before and before != info.teacher_sha256:
-        raise Conflict(
-            f"the weights of {teacher}, algorithm.teacher, are not those of the attempts before",
-            hint="Put the model back, or start a new run with it.",
-        )
+        problem = f"the weights of {teacher}, algorithm.teacher, are not those of the attempts before"
+        raise Conflict(problem, hint="Put the model back, or start a new run with it.")
     return replace(info, model=teacher, model_sha256=info.teacher_sha256, base_checksum="")
 
 
@@ -247,8 +239,9 @@ def _journal(
     *,
     again: bool,
 ) -> None:
-    """Write down what the attempt begins with, and on which nodes. again: something came before, of which
-    only what led to `restored` counts from now on.
+    """Write down what the attempt begins with, and on which nodes.
+
+    again: there were facts before, of which only the ones that led to `restored` count from now on.
     """
     resumed_from = restored.state.step if restored else None
     kl = session.params.reference
@@ -283,9 +276,7 @@ def _journal(
 
 
 def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
-    """Describe each input file, by its key of the spec or `model: file`. Raises OSError when the text
-    of user code cannot be kept.
-    """
+    """Describe each input file by its key of the spec or `model: file`, and keep the text of user code."""
     inputs: dict[str, Input] = {}
     code = {key: (file, source) for key, file, source in session.rewarder.files}
     for (side, label), judged in session.of_sources.items():
@@ -327,9 +318,7 @@ def _keep_inputs(session: Session, model: Path) -> dict[str, Input]:
 
 
 def _compare_inputs(session: Session, records: Sequence[Record], now: Mapping[str, Input]) -> None:
-    """Warn of every file whose text changed since the attempt before; data to train on are compared by their
-    rows.
-    """
+    """Warn of every file whose text changed; data to train on are compared by their rows."""
     before = next((r.data for r in reversed(records) if r.kind == "attempt"), {})
     for key, old in msgspec.convert(before.get("inputs", {}), dict[str, Input]).items():
         new = now.get(key)

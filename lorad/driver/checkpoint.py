@@ -31,9 +31,7 @@ class Restored(Struct, frozen=True):
 
 
 def is_due(session: Session, step: int | None = None) -> bool:
-    """Return whether a checkpoint is due: every `every` steps, `minutes` after the one before, and after the
-    last step. step: None is the present one.
-    """
+    """Return whether a checkpoint is due after a step, which is the present one by default."""
     step = session.state.step if step is None else step
     setting = session.spec.checkpoint
     is_late = setting.minutes is not None and (
@@ -43,14 +41,14 @@ def is_due(session: Session, step: int | None = None) -> bool:
 
 
 def is_written(session: Session) -> bool:
-    """Return whether there is one of the present step in this lineage."""
+    """Return whether there is a checkpoint of the present step in this lineage."""
     facts = lineage([record for record, _ in read(session.run_dir.journal)])
     present = [f for f in facts if f.kind == "checkpoint" and f.step == session.state.step]
     return any((session.run_dir.root / f.data["path"]).exists() for f in present)
 
 
 def checkpoint(session: Session) -> None:
-    """Write one of the present step, with the samples that older versions make for the steps to come.
+    """Write a checkpoint, with the samples that older versions make for the steps to come.
 
     Raises StorageError (disk full, the run's directory is gone): the checkpoints before it stay.
     """
@@ -58,7 +56,7 @@ def checkpoint(session: Session) -> None:
     final = session.run_dir.checkpoint(state.step, session.params.attempt)
     with session.timed("checkpoint"):
         session.journal.check_place()
-        rollouts = session.ahead.made() if session.ahead is not None else []
+        rollouts = session.ahead.of_earlier_versions() if session.ahead is not None else []
         temporary = directory.begin(final)
         session.pool.call("save", Save(str(temporary), state.step))
         if (stream := session.train_data.stream) is not None:

@@ -15,7 +15,7 @@ from lorad.rl.gae import explained_variance, gae
 
 @dataclass(frozen=True)
 class CriticUpdate:
-    """One update of the critic. Nothing was applied where loss or gradient was not finite."""
+    """One update of the critic; nothing was applied where loss or gradient was not finite."""
 
     stats: LossStats
     step: Stepped
@@ -40,10 +40,10 @@ def values(session: Session, batch: Batch) -> np.ndarray:
 def estimate(
     session: Session, training: TrainBatch, worth: np.ndarray, penalty: np.ndarray | None
 ) -> tuple[np.ndarray, ValueTargets]:
-    """Return the advantages, float32 [T], and what the critic is to learn.
+    """Return the advantages, float32 [T], and the critic's targets.
 
-    worth: float [S], what each sample is worth at its end.
-    penalty: float [T], taken from the reward of each token; None where nothing is taken.
+    worth: float [S], the worth of each sample at its end.
+    penalty: float [T], subtracted from the reward of each token; None for no penalty.
     """
     algorithm = session.spec.algorithm
     lengths = training.lengths
@@ -72,12 +72,7 @@ def update(session: Session, batch: Batch, targets: ValueTargets) -> CriticUpdat
 def metrics(
     training: TrainBatch, targets: ValueTargets | None, updates: list[CriticUpdate]
 ) -> dict[str, float]:
-    """Return what was measured of the critic.
-
-    Values before the first update give explained_variance, the share of the variance of the returns that they
-    have, and value, their mean where a sample begins, to be compared with the reward. Means over the updates
-    are value_loss, critic_grad_norm, and value_clip_fraction, the share of tokens whose clip acted.
-    """
+    """Return what was measured of the critic, as lorad/records/metrics.py explains."""
     figures: dict[str, float] = {}
     if targets is not None and targets.values.size:
         lengths = training.lengths

@@ -20,7 +20,7 @@ from lorad.driver.score import choose, score, too_many_failed
 from lorad.driver.session import Session
 from lorad.driver.train import Trained, adapt_kl, train
 from lorad.driver.update import current_rate
-from lorad.driver.weigh import look, weigh
+from lorad.driver.weigh import gather, weigh
 from lorad.errors import LoradError
 from lorad.protocol.batch import LossStats
 from lorad.protocol.calls import Nothing, SlotClosed
@@ -28,10 +28,7 @@ from lorad.protocol.journal import EndFact
 
 
 def drive(session: Session) -> EndFact:
-    """Run the whole attempt; returns why it ended, `completed` or `stopped`.
-
-    Raises what stopped it otherwise.
-    """
+    """Run the whole attempt; returns why it ended, `completed` or `stopped`, and raises other causes."""
     info = begin(session)
     objective: supervised.Objective | None = None  # where the data hold the completions
     if session.spec.algorithm.kind == "sft":
@@ -61,12 +58,13 @@ def drive(session: Session) -> EndFact:
 
 
 def _step(session: Session) -> None:
-    """Make one step on samples of the current version, or of one that is not too old. Without an update there
-    is no new version. Raises LoradError where too many rewards failed.
+    """Make one step on samples of the current version, or of one that is not too old.
+
+    Without an update there is no new version. Raises LoradError where too many rewards failed.
     """
     started = time.perf_counter()
     session.seconds = {}
-    session.moved = {}
+    session.movement = {}
     rollout = sample(session)
     scores = score(session, rollout)
     scored = choose(session, rollout, scores)
@@ -80,7 +78,7 @@ def _step(session: Session) -> None:
         nothing = Trained(current_rate(session), [], LossStats(), None)
         record(session, rollout, scored, None, nothing, started)
         raise error
-    weighed = weigh(session, rollout, scored, look(session, rollout, scored))
+    weighed = weigh(session, rollout, scored, gather(session, rollout, scored))
     trained = train(session, rollout, scored, weighed)
     if trained.steps:
         session.state.changed = session.state.step + 1
@@ -97,10 +95,9 @@ def _step(session: Session) -> None:
 
 
 def _keep(session: Session) -> None:
-    """Checkpoint a step where that is due. Raises LoradError after trainer.max_skipped_steps skipped steps in
-    a row.
+    """Checkpoint a step where that is due. Raises LoradError after trainer.max_skipped_steps skipped steps.
 
-    A resume counts from zero, and begins with the data after the skipped steps.
+    A resume counts them from zero, and begins with the data after the skipped steps.
     """
     count = session.state.skipped_steps
     is_endless = count >= session.spec.trainer.max_skipped_steps

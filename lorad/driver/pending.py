@@ -1,5 +1,4 @@
-"""Samples in a checkpoint: what older versions made for the steps to come, so that a resume trains on the
-same.
+"""Samples in a checkpoint, made by older versions for the steps to come: a resume trains on the same.
 
 Prompts are not among them, but their place in the data, where a resume finds them again.
 """
@@ -25,10 +24,16 @@ from lorad.rl.data import Example
 from lorad.routes import unknown_like
 
 _FILE = "rollouts.msgpack"
+# fields that a rollout and its record have alike
+_ALIKE = ("places", "consumed", "sampled", "seconds", "waited", "left_out")
 
 
 class _KeptRoutes(Struct, frozen=True):
-    """The routes of samples. dtype: little-endian. of_token: how many layers and experts a token has."""
+    """The routes of samples.
+
+    dtype: little-endian.
+    of_token: how many layers and experts a token has.
+    """
 
     dtype: str
     of_token: tuple[int, int]
@@ -51,8 +56,8 @@ class _KeptRoutes(Struct, frozen=True):
         parts = (np.concatenate(some).astype(dtype).tobytes() for some in (tokens, prompts))
         return cls(dtype.str, like.shape[1:], *parts)
 
-    def given(self, samples: list[Sample]) -> list[Sample]:
-        """Give the samples their routes."""
+    def added_to(self, samples: list[Sample]) -> list[Sample]:
+        """Return the samples with their routes."""
         tokens, prompts = (
             np.frombuffer(part, self.dtype)
             .astype(np.dtype(self.dtype).newbyteorder("="))
@@ -134,9 +139,6 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
             position=planned.position,
             version=planned.version,
             trained=planned.trained,
-            places=rollout.places,
-            consumed=rollout.consumed,
-            sampled=rollout.sampled,
             made=rollout.tokens,
             digest=_digest(examples, of_rows=bool(episodes)),
             lengths=[sample.tokens.size for sample in samples],
@@ -144,14 +146,12 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
             tokens=np.concatenate([sample.tokens for sample in samples]).astype("<i4").tobytes(),
             logprobs=np.concatenate([sample.logprobs for sample in samples]).astype("<f4").tobytes(),
             scores=None if any(score.value is None for score in scores) else scores,
-            seconds=rollout.seconds,
-            waited=rollout.waited,
             episodes=episodes,
             forks=[sample.forks for sample in samples] if episodes else [],
             masks=b"".join(masks) if episodes else b"",
             beginnings=[(s.example.prompt, s.example.tokens) for s in samples] if episodes else [],
             routes=_KeptRoutes.of(samples),
-            left_out={**rollout.left_out},
+            **{name: getattr(rollout, name) for name in _ALIKE},
         )
         records.append(record)
     if records:
@@ -161,9 +161,9 @@ def write(directory: Path, rollouts: Sequence[Rollout]) -> None:
 def read(session: Session, checkpoint: Path, facts: Sequence[Record]) -> list[Rollout]:
     """Read the rollouts of a checkpoint that may be trained on in the steps that follow it, in order.
 
-    The first one that may not, and those after it, are sampled again, and a warning says why. facts: the
-    surviving lineage.
-    Raises IntegrityError for a rollout of a version that the journal does not list as attested at its step.
+    The first one that may not, and the ones after it, are sampled again, and a warning says why. Raises
+    IntegrityError for a rollout of a version that the `facts`, the surviving lineage, do not list as attested
+    at its step.
     """
     path = checkpoint / _FILE
     if not session.spec.rollout.max_staleness or not path.exists():
@@ -221,39 +221,33 @@ def _rollout(session: Session, kept: _KeptRollout, examples: list[Example]) -> R
     sampled = [None if episode is None else mask for episode, mask in zip(episodes, masks, strict=True)]
     rows = zip(each, tokens, of_samples, kept.finishes, texts, sampled, episodes, forks, strict=True)
     samples = [Sample(row[0], i % size, version, *row[1:]) for i, row in enumerate(rows)]
-    samples = samples if kept.routes is None else kept.routes.given(samples)
+    samples = samples if kept.routes is None else kept.routes.added_to(samples)
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     if kept.scores:
         scoring = Scoring.of(kept.scores)
     else:
-        parts = session.parts(examples, "train")
-        scorings = [(_scored(own, [groups[place] for place in places]), places) for own, places in parts]
+        scorings = list[tuple[Scoring, list[int]]]()
+        for own, places in session.parts(examples, "train"):  # by who judges them
+            part = [groups[place] for place in places]
+            if own.hosts is not None:  # an episode has the reward that it ended with
+                scoring = Scoring.of([s.episode.score for group in part for s in group if s.episode])
+            else:
+                own.rewarder.start()
+                raw = own.rewarder.wants_raw
+                inputs = [[s.for_reward(own.tokenizer, raw=raw) for s in group] for group in part]
+                scoring = own.rewarder.begin(inputs)
+            scorings.append((scoring, places))
         scoring = Scoring.together(scorings, size)
     return Rollout(
         plan=Plan(kept.step, examples, kept.position, kept.version, kept.trained),
         groups=groups,
-        places=kept.places,
-        consumed=kept.consumed,
-        sampled=kept.sampled,
         tokens=kept.made,
-        seconds=kept.seconds,
-        waited=kept.waited,
         scoring=scoring,
-        left_out=kept.left_out,
+        **{name: getattr(kept, name) for name in _ALIKE},
     )
 
 
-def _scored(session: Session, groups: list[list[Sample]]) -> Scoring:
-    """Score samples that are judged alike; an episode has the reward that it ended with."""
-    if session.hosts is not None:
-        return Scoring.of([s.episode.score for group in groups for s in group if s.episode is not None])
-    session.rewarder.start()
-    raw = session.rewarder.wants_raw
-    inputs = [[sample.for_reward(session.tokenizer, raw=raw) for sample in group] for group in groups]
-    return session.rewarder.begin(inputs)
-
-
 def _digest(examples: Sequence[Example], *, of_rows: bool) -> str:
-    """Return a digest of prompts or, where an environment makes a prompt of it, of rows."""
+    """Return a digest of prompts or, where an environment makes a prompt of each row, of rows."""
     content = [(e.id, e.row if of_rows else e.tokens, e.answer) for e in examples]
     return hashlib.sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()

@@ -1,5 +1,7 @@
-"""The objective of dpo. Log-probabilities of the reference are computed once for each row; those of the
-policy come from the pass that makes the gradient, where the trainer can do that.
+"""The objective of dpo.
+
+Log-probabilities of the reference are computed once for each row; the policy's come from the pass that makes
+the gradient, where the trainer can do that.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from lorad.protocol.calls import ForwardBackward, LogprobsOf
 from lorad.protocol.status import PoolInfo
 from lorad.rl.completions.targets import TargetDataset
 from lorad.rl.data import Example
-from lorad.rl.pairs import Judged, judged, mismatched_divergence
+from lorad.rl.pairs import PreferenceOutcome, mismatched_divergence, preference_loss
 
 
 class Preferences:
@@ -28,7 +30,7 @@ class Preferences:
 
     def __init__(self, session: Session, info: PoolInfo) -> None:
         """Raises OSError when the file of log-probabilities cannot be made."""
-        self._wanted = session.spec.algorithm.preference
+        self._preference = session.spec.algorithm.preference
         self._of: LogprobsOf = "reference" if session.params.reference else "base"
         self._knows_pairs = OF_PAIRS in info.losses
         self._kept: _LogprobsFile | None = None
@@ -57,7 +59,7 @@ class Preferences:
         ends = np.cumsum(batch.completion_lengths)[np.cumsum(batch.group_sizes) - 1]
         rows = batch.prompt_lengths + np.diff(ends, prepend=0)
         if not self._knows_pairs or int(rows.max()) > session.tokens_per_microbatch:
-            outcome = self._judged(session, examples, logprobs(session, "slot", batch), reference)
+            outcome = self._outcome(session, examples, logprobs(session, "slot", batch), reference)
             targets = PolicyTargets((-outcome.gradient).astype(np.float32), weights=trained_of(examples))
             work = ForwardBackward(batch, targets, LINEAR, 1.0)
             done = update(session, work, rate, has_gradient=bool(targets.advantages.any()))
@@ -66,17 +68,17 @@ class Preferences:
             "preference",
             temperature=session.spec.rollout.temperature,
             returns_logprobs=True,
-            preference=self._wanted,
+            preference=self._preference,
         )
         signs = np.ones(batch.targets.size, np.float32)
-        if self._wanted.loss == "kto":
+        if self._preference.loss == "kto":
             signs = np.repeat(np.where(_desired(session, examples), 1, -1), batch.completion_lengths)
             loss = replace(loss, divergence=self._divergence(session, examples))
-        outcomes: list[Judged] = []
+        outcomes: list[PreferenceOutcome] = []
 
         def has_gradient(stats: Gradients) -> bool:
             assert stats.logprobs is not None
-            outcomes.append(self._judged(session, examples, stats.logprobs, reference, loss.divergence))
+            outcomes.append(self._outcome(session, examples, stats.logprobs, reference, loss.divergence))
             return bool(outcomes[0].gradient.any())
 
         targets = PolicyTargets(
@@ -94,28 +96,28 @@ class Preferences:
         likely = predictions(session, "slot", batch)
         current = likely.logprobs
         reference = logprobs(session, self._of, batch) if self._kept is not None else np.zeros_like(current)
-        metrics = self._metrics(session, examples, self._judged(session, examples, current, reference))
+        metrics = self._metrics(session, examples, self._outcome(session, examples, current, reference))
         if (likelihood := likelihood_of(session, examples, likely)) is not None:
             metrics |= {key: value for key, value in likelihood._asdict().items() if value is not None}
         return {f"held_out_{key}": value for key, value in metrics.items()}
 
-    def _judged(
+    def _outcome(
         self,
         session: Session,
         examples: Sequence[Example],
         current: np.ndarray,
         reference: np.ndarray,
         divergence: float | None = None,
-    ) -> Judged:
+    ) -> PreferenceOutcome:
         """Compute loss and gradient. divergence: z of kto; None where it is to be measured."""
         lengths = np.array([t.tokens.size for e in examples for t in e.targets])
         trained = trained_of(examples)
-        if self._wanted.loss != "kto":
-            return judged(current, reference, lengths, self._wanted, trained)
+        if self._preference.loss != "kto":
+            return preference_loss(current, reference, lengths, self._preference, trained)
         if divergence is None:
             divergence = self._divergence(session, examples)
         desired = _desired(session, examples)
-        return judged(current, reference, lengths, self._wanted, trained, desired, divergence)
+        return preference_loss(current, reference, lengths, self._preference, trained, desired, divergence)
 
     def _divergence(self, session: Session, examples: Sequence[Example]) -> float:
         """Measure z of kto on the completions of the step behind the prompts of others."""
@@ -129,23 +131,16 @@ class Preferences:
         current, reference = (logprobs(session, of, batch) for of in ("slot", self._of))
         return mismatched_divergence(current, reference, batch.completion_lengths, trained_of(examples))
 
-    def _metrics(self, session: Session, examples: Sequence[Example], outcome: Judged) -> Metrics:
-        """Collect, beside the loss, means over the chosen and over the rejected completions.
-
-        chosen_reward, rejected_reward, reward_margin: rewards/chosen, rewards/rejected and rewards/margins of
-        TRL: beta * (logprob - reference) of whole completions, where the loss is of means per token of those,
-        and the first minus the second. pair_accuracy: share of pairs whose chosen completion has the larger
-        reward. chosen_shift, rejected_shift: logprob - reference in nats per trained token. A loss without a
-        reference has the log-probabilities themselves, and logprob for shift in the names.
-        """
+    def _metrics(self, session: Session, examples: Sequence[Example], outcome: PreferenceOutcome) -> Metrics:
+        """Collect, beside the loss, means over the chosen and over the rejected completions."""
         counts = np.array([t.trained.sum() for e in examples for t in e.targets])
         by_token = outcome.shifts / counts
-        is_paired = self._wanted.loss != "kto"
+        is_paired = self._preference.loss != "kto"
         chosen = np.arange(counts.size) % 2 == 0 if is_paired else _desired(session, examples)
         values = {"loss": outcome.loss}
         if is_paired:
             values["pair_accuracy"] = float((outcome.rewards[0::2] > outcome.rewards[1::2]).mean())
-        name = "logprob" if self._wanted.loss == "simpo" else "shift"
+        name = "logprob" if self._preference.loss == "simpo" else "shift"
         for side, of_side in (("chosen", chosen), ("rejected", ~chosen)):
             if of_side.any():
                 values[f"{side}_reward"] = float(outcome.rewards[of_side].mean())
@@ -159,7 +154,7 @@ class _LogprobsFile:
     """Log-probabilities of each row in a file; NaN is not computed yet.
 
     The file is whole on disk, all NaN, before it has its name. After a loss of power each number is NaN or
-    what was put there, and a row with a NaN is computed again as a whole.
+    the one that was put, and a row with a NaN is computed again as a whole.
     """
 
     def __init__(self, path: Path, lengths: np.ndarray) -> None:

@@ -1,6 +1,4 @@
-"""Verb five: publish the new weights as a version; the run moves to it only once it is attested and
-journaled.
-"""
+"""Verb five: publish the new weights as a version, which counts once it is attested and journaled."""
 
 from lorad.driver.attempt.versions import version_fact
 from lorad.driver.sampling.spread import movement
@@ -28,7 +26,7 @@ def publish(session: Session, step: int) -> Published:
     state.next_version = number + 1
     state.published = step
     session.current_sha256 = published.sha256
-    session.moved = movement(published)
+    session.movement = movement(published)
     session.seconds["attest"] = session.seconds.get("attest", 0.0) + published.attest_seconds
     return published
 

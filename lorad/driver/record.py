@@ -1,6 +1,4 @@
-"""Write down a step: its samples into a file of their own, its facts into the journal,
-a line into the log.
-"""
+"""Write down a step: its samples into a file of their own, its facts into the journal, a line to the log."""
 
 import hashlib
 import os
@@ -14,7 +12,7 @@ import numpy as np
 
 from lorad.driver import critic
 from lorad.driver.attempt.metrics import trainer_metrics
-from lorad.driver.sampling.admission import pools
+from lorad.driver.rewards import Score
 from lorad.driver.sampling.spread import spread_metrics
 from lorad.driver.session import Rollout, Sample, Session, StepSelection, Weighed
 from lorad.driver.train import Trained
@@ -34,8 +32,9 @@ def record(
     trained: Trained,
     started: float,
 ) -> None:
-    """Write down a step that is over; its number becomes the state's. weighed: None where nothing was
-    trained.
+    """Write down a step that is over; its number becomes the state's.
+
+    weighed: None where nothing was trained.
     """
     HEART.work("record")
     state = session.state
@@ -125,7 +124,9 @@ def _metrics(
         values["seconds_scoring"] = rollout.scoring.seconds
     if session.spec.algorithm.refill is not None:
         values |= {"prompts_sampled": float(rollout.sampled), "prompts_used": float((~scored.flat).sum())}
-    values |= dict(pools(session))
+    if (difficulty := session.spec.data.difficulty) is not None:
+        easy = sum(mean >= difficulty.easy for mean in state.ratings.values())
+        values |= {"prompts_easy": float(easy), "prompts_hard": float(len(state.ratings) - easy)}
     if session.spec.algorithm.has_critic:
         del values["zero_variance_groups"]
     if weighed is not None:
@@ -140,15 +141,15 @@ def _metrics(
     if first.replayed:
         values["routes_differ"] = first.rerouted / first.replayed
         values["routes_unknown"] = first.unrouted / (first.replayed + first.unrouted)
-    values |= session.moved
-    values |= spread_metrics(rollout, scored, session.tokenizer.special_ids)
+    values |= session.movement
+    values |= spread_metrics(rollout, scored, session.tokenizer.special)
     return values | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
 def _policy_metrics(
     session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed | None, trained: Trained
 ) -> dict[str, float]:
-    """Collect what was measured of rewards, loss and policy; see `_metrics`."""
+    """Collect what was measured of rewards, loss and policy."""
     metrics: dict[str, float] = {}
     first = trained.first
     total = trained.total
@@ -199,10 +200,7 @@ def _reward_metrics(samples: list[Sample], scored: StepSelection) -> dict[str, f
 
 
 def _episode_metrics(samples: list[Sample]) -> dict[str, float]:
-    """Return means over episodes: turns, rows where any forks, tokens of observations, seconds of the
-    environment, calls of tools and those that went wrong where there are tools, and what the environment
-    itself measured, as `env/NAME`, over those that have it. None of completions.
-    """
+    """Return means over episodes, also of what the environment measured; none of completions."""
     episodes = [sample.episode for sample in samples if sample.episode is not None]
     if not episodes:
         return {}
@@ -228,35 +226,39 @@ def _samples(
     advantages = np.full(len(scored.scores), np.nan) if weighed is None else weighed.advantages
     lines = list[dict[str, Any]]()
     for s, score, advantage in zip(rollout.samples, scored.scores, advantages, strict=True):
-        line: dict[str, Any] = {
-            "step": session.state.step + 1,
-            "version": s.version,
-            "prompt_id": s.example.id,
-            **source_of(s.example),
-            "index": s.index,
-            "prompt": s.example.prompt,
-            "completion": s.text,
-            "answer": s.example.answer,
-            "reward": score.value,
-            **({"rewards": score.parts} if score.parts else {}),
-            "advantage": None if np.isnan(advantage) else float(advantage),
-            "finish": s.finish,
-            "error": score.error,
-            "tokens": s.tokens.tolist(),
-            "logprobs": s.logprobs.tolist(),
-            "widths": _widths(session.widths, s),
-        }
-        if (episode := s.episode) is not None:
-            line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
-            line |= {"rows": 1 + len(s.forks), "forks": s.forks} if s.forks else {}
+        line: dict[str, Any] = {"step": session.state.step + 1, **source_of(s.example)}
+        line |= line_of(s, score)
+        line["advantage"] = None if np.isnan(advantage) else float(advantage)
+        line |= {"tokens": s.tokens.tolist(), "logprobs": s.logprobs.tolist()}
+        line["widths"] = _widths(session.widths, s)
+        if s.forks:
+            line |= {"rows": 1 + len(s.forks), "forks": s.forks}
         lines.append(line)
     return lines
 
 
+def line_of(sample: Sample, score: Score) -> dict[str, Any]:
+    """Return the part of a sample's line that steps, evaluations and trials have."""
+    line: dict[str, Any] = {
+        "version": sample.version,
+        "prompt_id": sample.example.id,
+        "index": sample.index,
+        "prompt": sample.example.prompt,
+        "completion": sample.text,
+        "answer": sample.example.answer,
+        "reward": score.value,
+        "finish": sample.finish,
+        "error": score.error,
+    }
+    if score.parts:
+        line["rewards"] = score.parts
+    if (episode := sample.episode) is not None:
+        line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
+    return line
+
+
 def _widths(widths: Widths, sample: Sample) -> list[int]:
-    """Return how many characters each sampled token made, of the completion or of its turn; empty where that
-    is not known.
-    """
+    """Return how many characters each sampled token made in its text; empty where that is not known."""
     ids = sample.tokens if sample.sampled is None else sample.tokens[sample.sampled]
     if sample.episode is None:
         return widths.of(sample.text, ids.tolist())
@@ -272,7 +274,7 @@ def _widths(widths: Widths, sample: Sample) -> list[int]:
 
 
 def source_of(example: Example) -> dict[str, str]:
-    """Return what the line of a sample says of the source of its row, where there are several."""
+    """Return the part of a sample's line that names the source of its row, where there are several."""
     return {"source": example.source} if example.source else {}
 
 
@@ -281,7 +283,7 @@ def write_samples(
 ) -> tuple[str, str]:
     """Write JSON lines, one for each sample; return the file's path within the run, and its sha256.
 
-    directory: None for the one that the samples of steps are in.
+    directory: None for the directory of the samples of steps.
     """
     directory = directory or session.run_dir.samples
     directory.mkdir(exist_ok=True)

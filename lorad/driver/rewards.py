@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ _LOOK_SECONDS = 1.0  # between two looks at what is waited for
 
 
 class Score(Struct, frozen=True):
-    """The reward of one sample; `value` is None and `error` says why when its function failed.
+    """The reward of one sample; where its function failed, `value` is None and `error` says why.
 
     parts: its components by name; none where a single function returned a number.
     seconds: how long functions took for it.
@@ -57,14 +58,17 @@ class Score(Struct, frozen=True):
 
 
 class _UserFile(NamedTuple):
-    """A file of user code, by its key. source: what runs, whatever becomes of the file."""
+    """A file of user code, by its key.
+
+    source: the code that runs, whatever becomes of the file.
+    """
 
     key: str
     file: Path
     source: bytes
 
 
-class Rewarder:
+class Rewarder(AbstractContextManager["Rewarder", None]):
     """The rewards of a spec. A context manager: nothing of it is left running after `close`.
 
     A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec,
@@ -73,18 +77,16 @@ class Rewarder:
     """
 
     def __init__(self, rewards: Sequence[RewardSpec], cwd: Path) -> None:
-        """Read the spec; a relative path starts at `cwd`. Raises SpecError for an unknown builtin, pattern or
-        file.
-        """
+        """Read the spec; a relative path starts at `cwd`. Raises SpecError for what it names wrongly."""
         self._functions = [_Reward(spec, cwd) for spec in rewards]
 
     @property
     def files(self) -> list[_UserFile]:
-        setups = [(f.label, f.setup) for f in self._functions if f.setup.file]
         single = len(self._functions) == 1
         return [
-            _UserFile("reward" if single else f"reward.{label}", Path(setup.file), setup.source)
-            for label, setup in setups
+            _UserFile("reward" if single else f"reward.{f.label}", Path(f.setup.file), f.setup.source)
+            for f in self._functions
+            if f.setup.file
         ]
 
     @property
@@ -110,18 +112,10 @@ class Rewarder:
     def lacking(
         self, row: Mapping[str, Any], *, has_answers: bool, has_prompts: bool = True
     ) -> dict[str, list[str]]:
-        """Return what each function asks for and the data do not have. row: the first one. Raises
-        SpecError.
-        """
+        """Return what each function asks for and the data, by their first row, lack. Raises SpecError."""
         missing_of = {
-            function.spec.name: lacking(
-                function.spec.name,
-                function.start(),
-                row,
-                has_answers=has_answers,
-                has_prompts=has_prompts,
-            )
-            for function in self._functions
+            name: lacking(name, required, row, has_answers=has_answers, has_prompts=has_prompts)
+            for name, required in self.required.items()
         }
         return {name: missing for name, missing in missing_of.items() if missing}
 
@@ -146,8 +140,8 @@ class Rewarder:
         """Call each function of a file on groups: one that takes a single sample on the first of each group,
         a judge once.
 
-        Yields its name, with samples and replies that came within so many seconds of all functions. What is
-        still under way ends with `close`.
+        Yields its name, with samples and the replies that came in time: `seconds` are for all functions. What
+        is still under way ends with `close`.
         """
         deadline = time.monotonic() + seconds
         for function in [each for each in self._functions if each.setup.file]:
@@ -162,13 +156,13 @@ class Rewarder:
             yield function.spec.name, [(sample, reply) for sample, reply in replies if reply is not None]
 
     def hidden(self, columns: Iterable[str]) -> dict[str, list[str]]:
-        """Return the columns that each function names and does not get, as what it gets has these names."""
+        """Return the columns that each function names and does not get: fields of a sample hide them."""
         named = {f.spec.name: f.workers.start().names for f in self._functions if f.workers}
         hidden = {name: sorted({*names} & {*columns} & HIDING) for name, names in named.items()}
         return {name: columns for name, columns in hidden.items() if columns}
 
     def notes(self) -> list[str]:
-        """Return what the run should say of its functions; each is returned once."""
+        """Return what the run should say of its functions; each note is returned once."""
         notes = [function.workers.take_note() for function in self._functions if function.workers]
         return [note for note in notes if note]
 
@@ -178,25 +172,26 @@ class Rewarder:
             if function.workers is not None:
                 function.workers.close()
 
-    def __enter__(self) -> "Rewarder":
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class _Reward:
-    """One reward of the spec. workers: None for a builtin that runs here."""
+    """One reward of the spec.
+
+    workers: None for a builtin that runs here.
+    """
 
     def __init__(self, spec: RewardSpec, cwd: Path) -> None:
         self.spec = spec
         self.label = spec.curve
         if ":" in spec.name or spec.name in PACKAGED:
-            name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if spec.name in PACKAGED else spec.name
+            is_packaged = spec.name in PACKAGED
+            name = f"{_PACKAGED}/{PACKAGED[spec.name]}" if is_packaged else spec.name
             code = code_of(name, cwd, "reward", spec.memory_bytes)
             settings = _judge(spec, cwd) if spec.name == "judge" else {}
             more = {"memory_key": "reward.memory", "timeout": spec.timeout, "settings": settings}
-            self.setup = RewardFunction(**asdict(code) | more, is_packaged=spec.name in PACKAGED)
+            self.setup = RewardFunction(**asdict(code) | more, is_packaged=is_packaged)
         else:
             builtin(spec.name, spec.pattern)
             self.setup = RewardFunction(
@@ -209,8 +204,7 @@ class _Reward:
                 raw=spec.raw,
             )
         self.workers: Workers | None = None
-        # `regex` runs in a process: a pattern can take for ever, and does so without letting anything else
-        # run.
+        # `regex` runs in a process: a pattern can take for ever, and lets nothing else run meanwhile
         self.builtin = builtin(spec.name) if self.setup.name and spec.name != "regex" else None
         if self.builtin is None:
             is_one = not self.setup.file or spec.name == "judge"  # which has many calls under way
@@ -250,7 +244,7 @@ class Scoring:
 
     @classmethod
     def together(cls, scorings: Sequence[tuple["Scoring", Sequence[int]]], size: int) -> "Scoring":
-        """Return what several score of groups of `size` samples; each comes with the places of its groups."""
+        """Return scorings of groups of `size` samples as one; each comes with the places of its groups."""
         scoring = cls([], [])
         scoring._apart = [
             (one, [place * size + i for place in places for i in range(size)]) for one, places in scorings
@@ -301,7 +295,7 @@ class Scoring:
 
 
 class _FunctionScores:
-    """What one function says of the samples."""
+    """The replies of one function to the samples."""
 
     def __init__(self, function: _Reward, groups: Sequence[int]) -> None:
         self._function = function
@@ -356,7 +350,7 @@ class _FunctionScores:
         return [reply for reply in self._replies if reply is not None]
 
     def replies_until(self, deadline: float) -> list[Reply | None]:
-        """Return the replies that come before time.monotonic() is so late; None in place of others."""
+        """Return the replies that come before a time of time.monotonic(); None in place of others."""
         with self._changed:
             self._changed.wait_for(lambda: self._left == 0, max(deadline - time.monotonic(), 0))
             return [*self._replies]
@@ -419,9 +413,8 @@ def _judge(spec: RewardSpec, cwd: Path) -> dict[str, Any]:
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
-        raise SpecError(
-            f"it does not compile: {error}", key="reward.pattern", hint="See Python's re."
-        ) from error
+        problem = f"it does not compile: {error}"
+        raise SpecError(problem, key="reward.pattern", hint="See Python's re.") from error
     if groups != 1:
         hint = f"The score is the one group, as in {_SCORE!r}."
         raise SpecError(f"{pattern!r} has {groups} groups", key="reward.pattern", hint=hint)

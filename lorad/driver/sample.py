@@ -1,6 +1,4 @@
-"""Verb one: sample completions of the next prompts, with the current version or, ahead of training, with one
-before.
-"""
+"""Verb one: sample completions of the next prompts, with the current version or ahead of training."""
 
 import math
 import time
@@ -8,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import add
 
 import numpy as np
 from msgspec import structs
@@ -17,8 +16,8 @@ from lorad.driver.rewards import Rewarder, Score, Scoring
 from lorad.driver.sampling.admission import draw, rate
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
-from lorad.driver.sampling.generate import count_of, generate, joined, seeds_of
-from lorad.driver.sampling.routes import routes_of, said, with_prompts
+from lorad.driver.sampling.generate import SampleJob, generate, joined
+from lorad.driver.sampling.routes import extended, routes_of, with_prompts
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.envs.programs import ProgramHosts
@@ -31,8 +30,7 @@ from lorad.spec.model import Rollout as RolloutSpec
 
 
 def sample(session: Session) -> Rollout:
-    """Return `prompts_per_step` groups of `group_size` samples, made now, or waited for where sampling runs
-    ahead.
+    """Return `prompts_per_step` groups of `group_size` samples, made now or by the sampling ahead.
 
     Raises LoradError when any token is another version's, or the version is older than
     `rollout.max_staleness` allows.
@@ -68,23 +66,25 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
     refill = session.spec.algorithm.refill
     size = session.spec.algorithm.group_size
     count = len(planned.examples)
-    groups, generated, scoring = complete(session, pool, planned, size, sampling(session))
+    job = SampleJob(planned, size, sampling(session), session.spec.seed)
+    groups, generated, scoring = complete(session, pool, job)
     calls = [generated]
     places = planned.places
-    looked = planned.looked
     if refill is None:
         return Rollout(
             plan=planned,
             groups=groups,
             places=places,
-            consumed=looked,
+            consumed=planned.looked,
             sampled=count,
             tokens=generated.tokens,
             seconds=time.perf_counter() - started,
             waited=generated.waited,
             scoring=scoring,
         )
-    scores = _by_group(scoring.scores(), size)
+    rated = scoring.scores()
+    scores = [rated[start : start + size] for start in range(0, len(rated), size)]
+    drawn = planned
     while True:
         sampled = len(groups)
         good = [index for index in range(sampled) if _is_worth(session, groups[index], scores[index])]
@@ -94,18 +94,18 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
         if missing <= 0 or len(calls) == refill.max_batches or ends_run:
             break
         further = min(count, math.ceil(missing * sampled / max(len(good), 1)))
-        if session.train_data.size is not None and looked + further > session.train_data.size:
+        if session.train_data.size is not None and drawn.looked + further > session.train_data.size:
             break
-        drawn = draw(session, replace(planned, looked=looked), further)
-        more, generated, scoring = complete(session, pool, drawn, size, sampling(session))
+        drawn = draw(session, replace(planned, looked=drawn.looked), further)
+        more, generated, scoring = complete(session, pool, replace(job, plan=drawn))
         calls.append(generated)
         groups = groups + more
-        scores += _by_group(scoring.scores(), size)
+        rated = scoring.scores()
+        scores += [rated[start : start + size] for start in range(0, len(rated), size)]
         places = places + drawn.places
-        looked = drawn.looked
     others = [index for index in range(sampled) if index not in set(good)]  # they count in the normaliser
     chosen = sorted([*good[:count], *others[: max(missing, 0)]])
-    consumed = places[chosen[-1]] + 1 if missing <= 0 else looked
+    consumed = places[chosen[-1]] + 1 if missing <= 0 else drawn.looked
     unused = [index for index in range(sampled) if index not in set(chosen) and places[index] < consumed]
     return Rollout(
         plan=planned,
@@ -122,7 +122,7 @@ def make(session: Session, pool: Connection, planned: Plan) -> Rollout:
 
 
 def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> bool:
-    """Return whether a group teaches something: rewards that differ, or a mean within the bounds."""
+    """Return whether a group teaches: its rewards differ, or their mean is within the bounds."""
     refill = session.spec.algorithm.refill
     earned, scored = worth(session.spec, group, scores)
     if earned.size < 2 or refill is None:
@@ -131,10 +131,6 @@ def _is_worth(session: Session, group: list[Sample], scores: list[Score]) -> boo
         mean = np.mean([s.value for s, has_reward in zip(scores, scored, strict=True) if has_reward])
         return bool(refill.keep[0] <= mean <= refill.keep[1])
     return bool(np.ptp(earned) > 0)
-
-
-def _by_group(scores: list[Score], size: int) -> list[list[Score]]:
-    return [scores[start : start + size] for start in range(0, len(scores), size)]
 
 
 def refuse_stale(session: Session, rollout: Rollout) -> None:
@@ -168,84 +164,65 @@ def sampling_of(rollout: RolloutSpec, stop_token_ids: Iterable[int], *, greedy: 
 
 
 def complete(
-    session: Session,
-    pool: Connection,
-    planned: Plan,
-    n: int,
-    how: Sampling,
-    rewarder: Rewarder | None = None,
-    *,
-    seed: int | None = None,
+    session: Session, pool: Connection, job: SampleJob, rewarder: Rewarder | None = None
 ) -> tuple[list[list[Sample]], Generated, Scoring]:
-    """Sample `n` completions of each example with the plan's version; return them in order, the pool's
-    summary, and their scores, which are still computed.
+    """Return samples in order, by example, the pool's summary, and their scores, which are still computed.
 
-    rewarder, seed: an evaluation has its own; None for the run's.
+    rewarder: None for the run's.
     """
-    parts = session.parts(planned.examples, "train" if seed is None else "eval")
+    examples = job.plan.examples
+    parts = session.parts(examples, "eval" if job.is_eval else "train")
     if len(parts) == 1:
-        return _complete(parts[0][0], pool, planned, n, how, rewarder, seed)
-    groups: list[list[Sample]] = [[] for _ in planned.examples]
+        return _complete(parts[0][0], pool, job, rewarder)
+    groups: list[list[Sample]] = [[] for _ in examples]
     total = Generated(0, 0, 0.0)
     scorings = list[tuple[Scoring, list[int]]]()
     for own, places in parts:
-        part = replace(planned, examples=[planned.examples[place] for place in places])
-        played, generated, scoring = _complete(own, pool, part, n, how, rewarder, seed)
+        part = replace(job.plan, examples=[examples[place] for place in places])
+        played, generated, scoring = _complete(own, pool, replace(job, plan=part), rewarder)
         for place, group in zip(places, played, strict=True):
             groups[place] = group
-        total = Generated(
-            total.samples + generated.samples,
-            total.tokens + generated.tokens,
-            total.seconds + generated.seconds,
-            total.waited + generated.waited,
-        )
+        total = Generated(*map(add, structs.astuple(total), structs.astuple(generated)))
         scorings.append((scoring, places))
-    return groups, total, Scoring.together(scorings, n)
+    return groups, total, Scoring.together(scorings, job.n)
 
 
 def _complete(
-    session: Session,
-    pool: Connection,
-    planned: Plan,
-    n: int,
-    how: Sampling,
-    rewarder: Rewarder | None,
-    seed: int | None,
+    session: Session, pool: Connection, job: SampleJob, rewarder: Rewarder | None
 ) -> tuple[list[list[Sample]], Generated, Scoring]:
-    """Do as `complete` does, for examples that are judged alike. A reward of user code gets samples as they
-    end; without one all come together, which is cheaper.
+    """Do as `complete` does, for examples that are judged alike.
+
+    A reward of user code gets samples as they end; without one all come together, which is cheaper.
     """
-    version = session.name_of(planned.version)
+    n = job.n
+    examples = job.plan.examples
+    version = session.name_of(job.plan.version)
     rewarder = rewarder or session.rewarder
-    how = structs.replace(how, as_they_end=rewarder.runs_user_code)
-    is_eval = seed is not None
-    seed = session.spec.seed if seed is None else seed
+    job = replace(job, how=structs.replace(job.how, as_they_end=rewarder.runs_user_code))
     if (hosts := session.hosts) is not None:
         if isinstance(hosts, ProgramHosts):
-            played = play_programs(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
+            played = play_programs(session, hosts, pool, job)
         elif session.plays_freely:
-            played = play_freely(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
+            played = play_freely(session, hosts, pool, job)
         else:
-            speak = partial(generate, pool)
-            played = play(session, hosts, speak, planned, n, how, seed=seed, is_eval=is_eval)
+            played = play(session.spec, version, hosts, partial(generate, pool), job)
         return *played, Scoring.of([s.episode.score for group in played[0] for s in group if s.episode])
     prompts = []
-    seeds = zip(planned.examples, seeds_of(seed, planned, n), strict=True)
-    for place, (example, seeds_of_example) in enumerate(seeds):
-        tokens = np.array(example.tokens, np.int32)
-        prompts.append(Prompt(str(place), tokens, np.array([s(0) for s in seeds_of_example], np.uint64)))
+    for place, (example, own) in enumerate(zip(examples, job.seeds(), strict=True)):
+        seeds = np.array([seed(0) for seed in own], np.uint64)
+        prompts.append(Prompt(str(place), np.array(example.tokens, np.int32), seeds))
     scoring = rewarder.scoring([n] * len(prompts))
     samples: dict[int, Sample] = {}
-    count = count_of(planned, n, is_eval=is_eval)
+    count = job.count()
 
     def ended(prompt: int, index: int, chunks: list[Chunk]) -> None:
-        sample = _sample(session, planned.examples[prompt], index, chunks)
+        sample = _sample(session, examples[prompt], index, chunks)
         samples[prompt * n + index] = sample
         count.add(ended=1)
         scored = sample.for_reward(session.tokenizer, raw=rewarder.wants_raw)
         scoring.add(prompt * n + index, scored)
 
-    generated = generate(pool, version, prompts, how, ended, count)
+    generated = generate(pool, version, prompts, job.how, ended, count)
     places = range(0, n * len(prompts), n)
     return [with_prompts([samples[place + i] for i in range(n)]) for place in places], generated, scoring
 
@@ -253,15 +230,14 @@ def _complete(
 def _sample(session: Session, example: Example, index: int, chunks: list[Chunk]) -> Sample:
     last = chunks[-1]
     if last.finish not in ("stop", "length"):
-        raise LoradError(
-            f"sample {index} of prompt {example.id} ended with {last.finish!r}; the engine's log says more"
-        )
+        problem = f"sample {index} of prompt {example.id} ended with {last.finish!r}"
+        raise LoradError(f"{problem}; the engine's log says more")
     tokens = joined([c.tokens for c in chunks])
     logprobs = joined([c.logprobs for c in chunks])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     read = len(example.tokens)
     size = tokens.size
-    routes, of_prompt = routes_of([said(None, chunks, read, size)], [(read, size)])
+    routes, of_prompt = routes_of([extended(None, chunks, read, size)], [(read, size)])
     return Sample(
         example,
         index,

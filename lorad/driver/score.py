@@ -15,9 +15,7 @@ _MANY_ROWS = 1.5  # of an episode
 
 
 def score(session: Session, rollout: Rollout) -> list[Score]:
-    """Return one score for each sample. They are computed since the samples ended; this waits for the
-    rest.
-    """
+    """Wait for the scores of all samples, and warn of what they show."""
     with session.timed("score"):
         scores = rollout.scoring.scores()
     for note in (note for judged in session.judged for note in judged.rewarder.notes()):
@@ -44,9 +42,7 @@ def score(session: Session, rollout: Rollout) -> list[Score]:
 
 
 def too_many_failed(session: Session, scores: list[Score]) -> LoradError | None:
-    """Return the error that ends a run whose share of failed rewards exceeds reward.max_failures; None: it
-    does not.
-    """
+    """Return the error that ends a run with more failed rewards than reward.max_failures, else None."""
     failed = [s for s in scores if s.value is None]
     spec = session.spec
     run = session.params.run
@@ -76,9 +72,11 @@ def worth(spec: Spec, samples: list[Sample], scores: list[Score]) -> tuple[np.nd
 
 
 def choose(session: Session, rollout: Rollout, scores: list[Score]) -> StepSelection:
-    """Say which samples take part. Those without a reward take part in nothing: not in the mean and standard
-    deviation of their group, nor in the loss. Groups whose rewards are all equal may be left out; with a
-    baseline, those with fewer than two rewards always are.
+    """Say which samples take part.
+
+    Samples without a reward take part in nothing: not in the mean and standard deviation of their group, nor
+    in the loss. Groups whose rewards are all equal may be left out; with a baseline, groups with fewer than
+    two rewards always are.
     """
     algorithm = session.spec.algorithm
     samples = rollout.samples

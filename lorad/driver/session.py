@@ -1,6 +1,4 @@
-"""What the five verbs share: the frozen inputs of one attempt and the few things that change from step to
-step.
-"""
+"""What the five verbs share: the frozen inputs of one attempt, and what changes from step to step."""
 
 import dataclasses
 import math
@@ -51,12 +49,12 @@ class State(Struct):
     """What a resume restores.
 
     position: prompts consumed by the steps done.
-    version: the current one's number.
+    version: the number of the current version.
     changed: the step whose update made the present weights.
     published: the step whose weights `version` has.
-    failed_rewards, skipped_updates: so many in the run until now.
-    idle_steps: so many steps of the run until now changed no weight.
-    skipped_steps: the last so many in a row had no update but ones that were skipped, see `Trained`.
+    failed_rewards, skipped_updates: how many there were in the run until now.
+    idle_steps: how many steps of the run until now changed no weight.
+    skipped_steps: how many of the last steps in a row had only updates that were skipped, see `Trained`.
     baseline: the moving mean of rewards where algorithm.baseline is `moving`; None before the first step.
     kl_coef: the coefficient adapted to algorithm.kl.target; None where it is the spec's.
     reference_sha256: digest of what algorithm.kl.reset_every put in the reference's place; "" before.
@@ -87,20 +85,17 @@ class State(Struct):
 class _Sampler(AbstractContextManager["_Sampler", None], Protocol):
     """Sampling that runs ahead of training, see `ahead.py`."""
 
-    def close(self) -> None:
-        """Break off what is under way."""
-
     def go_on(self, step: int) -> None:
         """Ask the version of `step`, which is the current one, for what may be sampled now."""
 
     def take(self, step: int) -> "Rollout":
-        """Wait for the rollout for the step after `step`. Raises what its making raised."""
+        """Wait for the rollout for the step after `step`. Raises what sampling raised."""
 
     def put_back(self, rollout: "Rollout") -> None:
         """Keep the rollout that was taken last: it is not trained on now."""
 
-    def made(self) -> "list[Rollout]":
-        """Wait for the rollouts of versions before the current one. Raises what their making raised."""
+    def of_earlier_versions(self) -> "list[Rollout]":
+        """Wait for the rollouts of versions before the current one. Raises what sampling raised."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +115,9 @@ class Problems:
 
 @dataclass(frozen=True)
 class Judges:
-    """The rewards and environments of a run, or those of a source of rows that has its own.
+    """The rewards and environments of a run, or of a source of rows that has its own.
 
-    spec: as it holds for them.
+    spec: the spec as it holds for them.
     hosts: see `Session`.
     """
 
@@ -148,7 +143,7 @@ class Session:
     patient_from: the step at which it ended so before, from which eval.stop counts.
     tokens_per_microbatch: as the pool has it.
     current_sha256: digest of the current version's tensors.
-    moved: how far the version that the step published is from others, see `movement`.
+    movement: how far the version that the step published is from others, see `movement`.
     reference: the directory of what algorithm.kl.reset_every put in the reference's place; None before.
     checkpointed: when the last checkpoint of this attempt was written, or the attempt began, by
         time.monotonic().
@@ -178,7 +173,7 @@ class Session:
     patient_from: int = 0
     tokens_per_microbatch: int = 0
     current_sha256: str = ""
-    moved: dict[str, float] = field(default_factory=dict)
+    movement: dict[str, float] = field(default_factory=dict)
     reference: Path | None = None
     checkpointed: float = field(default_factory=time.monotonic)
 
@@ -197,7 +192,7 @@ class Session:
         return [Judges(self.spec, self.rewarder, self.hosts), *self.of_sources.values()]
 
     def parts(self, examples: Sequence[Example], side: Side) -> "list[tuple[Session, list[int]]]":
-        """Split examples by who judges them: the session as it holds for each part, and where those stand."""
+        """Split examples by who judges them: the session as it holds for each part, and their places."""
         places = dict[str, list[int]]()
         for place, example in enumerate(examples):
             label = example.source if (side, example.source) in self.of_sources else ""
@@ -225,9 +220,7 @@ class Session:
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
-        """Add the wall seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb
-        meanwhile.
-        """
+        """Add the seconds of a block to the step's `seconds_<verb>`; the heartbeat names the verb."""
         HEART.work(verb)
         HEART.tell(_IN_WORDS[verb])
         start = time.perf_counter()
@@ -243,7 +236,7 @@ class Session:
 
 
 class Episode(Struct, frozen=True):
-    """What became of an episode.
+    """An episode that is over.
 
     metrics: the last value of each name that the environment gave.
     error: why it failed.
@@ -299,7 +292,7 @@ class Sample(Struct, frozen=True, eq=False):
         return self.logprobs.size
 
     def for_reward(self, tokenizer: Tokenizer, *, raw: bool) -> RewardInput:
-        """Return what a reward is given. raw: whether a function asks for `raw_completion`."""
+        """Return the input of a reward. raw: whether a function asks for `raw_completion`."""
         tokens = self.tokens.tolist()
         text = tokenizer.decode(tokens, skip_special=False) if raw else ""
         return self.example.for_reward(self.text, self.finish, tokens, text)
@@ -307,7 +300,7 @@ class Sample(Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True)
 class Plan:
-    """Samples that are to be made, for the step after `step` steps.
+    """Samples to make for the step after `step` steps.
 
     position: prompts consumed before `examples`.
     version: number of the version that is to make them.
@@ -328,7 +321,7 @@ class Plan:
 
     @property
     def staleness(self) -> int:
-        """Return by how many steps the samples' version is behind the newest one when they are trained on."""
+        """Return how many steps the version is behind the newest one when its samples are trained on."""
         return self.step - self.trained
 
 
@@ -421,7 +414,7 @@ class TrainBatch:
         return slice(*np.cumsum([0, *self.sizes])[[groups.start, groups.stop]].tolist())
 
     def tokens(self, groups: slice) -> slice:
-        """Return which of the sampled tokens are theirs."""
+        """Return which of the sampled tokens are of some of the groups."""
         samples = self.samples(groups)
         return slice(*np.cumsum([0, *self.lengths])[[samples.start, samples.stop]].tolist())
 

@@ -31,7 +31,7 @@ from lorad.text import number
 _OF_AN_EVAL = ("nll", "token_accuracy", "pair_accuracy")
 LINEAR = PolicyLoss("linear")
 Metrics = dict[str, float]
-_TOLD = {  # by metric, the name in the line of a step
+_SHORT = {  # names of metrics in the line of a step
     "loss": "loss",
     "perplexity": "ppl",
     "token_accuracy": "right",
@@ -46,7 +46,7 @@ _TOLD = {  # by metric, the name in the line of a step
 
 
 class _Likely(NamedTuple):
-    """How likely completions are; over their trained tokens.
+    """How likely completions are, over their trained tokens.
 
     nll: mean negative log-likelihood, nats per token.
     token_accuracy: share of tokens than which no other was more likely; None where the pool does not say.
@@ -57,7 +57,7 @@ class _Likely(NamedTuple):
 
 
 class Objective(Protocol):
-    """What such a step minimises."""
+    """What a step minimises."""
 
     def learn(self, session: Session, examples: Sequence[Example], rate: float) -> tuple[Update, Metrics]:
         """Do one update; returns it, and what was measured."""
@@ -89,7 +89,7 @@ def step(session: Session, objective: Objective) -> None:
     """Train on the next rows, and record and evaluate that."""
     started = time.perf_counter()
     session.seconds = {}
-    session.moved = {}
+    session.movement = {}
     state = session.state
     rate = current_rate(session)
     examples = session.train_data.take(state.position, session.spec.data.prompts_per_step)
@@ -120,7 +120,7 @@ def step(session: Session, objective: Objective) -> None:
         metrics=_metrics(session, now.examples, done, rate) | measured,
     )
     finish(session, fact, int(not done.is_finite), 1)
-    shown = [f"{name} {number(measured[key], 4)}" for key, name in _TOLD.items() if key in measured]
+    shown = [f"{name} {number(measured[key], 4)}" for key, name in _SHORT.items() if key in measured]
     print(
         f"step {session.state.step}/{session.params.steps}  {'  '.join(shown)}  lr {rate:.3g}  "
         f"version {session.state.version}  {fact.metrics['tokens_per_second']:.0f} tok/s  "
@@ -140,7 +140,7 @@ def held_out_likelihood(session: Session) -> _Likely | None:
 
 
 def likelihood_of(session: Session, examples: Sequence[Example], predicted: LogprobsResult) -> _Likely | None:
-    """Return how likely the completions are, of preferences those that should be; None without any.
+    """Return how likely the completions are, of preferences the ones that should be; None without any.
 
     predicted: what the pool says of all tokens of `batch_of`.
     """
@@ -154,9 +154,7 @@ def likelihood_of(session: Session, examples: Sequence[Example], predicted: Logp
 
 
 def is_wanted(session: Session, example: Example, index: int) -> bool:
-    """Return whether a completion is one that should be likely: not the rejected one of a pair, none that is
-    labelled as bad.
-    """
+    """Return whether a completion should be likely: it is neither rejected nor labelled as bad."""
     algorithm = session.spec.algorithm
     if algorithm.kind == "preference" and algorithm.preference.loss == "kto":
         return label_of(Row(0, example.id, example.row), session.spec.data)
@@ -174,12 +172,7 @@ def trained_of(examples: Sequence[Example]) -> np.ndarray:
 
 
 def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: float) -> Metrics:
-    """Collect what every objective measures; seconds are wall time.
-
-    entropy: mean over the targets of the batch.
-    tokens: all tokens, prompts included.
-    trained_tokens: tokens that have a loss.
-    """
+    """Collect what every objective measures; seconds are wall time, and `tokens` count prompts, too."""
     seconds = session.seconds
     state = session.state
     tokens = sum(len(e.tokens) + sum(t.tokens.size for t in e.targets) for e in examples)
@@ -199,7 +192,7 @@ def _metrics(session: Session, examples: Sequence[Example], done: Update, rate: 
     if done.step is not None:
         values |= {"grad_norm": done.step.grad_norm, "seconds_waited": done.step.waited}
         values |= trainer_metrics([done.step])
-    return values | session.moved | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
+    return values | session.movement | {f"seconds_{v}": s for v, s in seconds.items() if v != "total"}
 
 
 def _likelihood(prefix: str, likely: _Likely) -> Metrics:

@@ -21,9 +21,7 @@ from lorad.spec.model import Spec
 
 @dataclass(frozen=True)
 class _Mismatch:
-    """Mean and maximum of |trainer - engine| of the log-probabilities of the same tokens under the same
-    weights, in nats.
-    """
+    """Mean and maximum of |trainer - engine|, nats, of log-probabilities of equal tokens and weights."""
 
     mean: float
     max: float
@@ -31,11 +29,11 @@ class _Mismatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the updates of one step did.
+    """The updates of one step.
 
     first: statistics of the first epoch.
     mismatch: None where it is not known.
-    critic: its updates; none without one.
+    critic: updates of the critic; none without one.
     """
 
     lr: float
@@ -61,13 +59,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class _MiniBatch:
-    """Groups that share one optimizer step. `normaliser` counts dropped groups too: dropping changes cost
-    only.
+    """Groups that share one optimizer step.
 
+    normaliser: counts dropped groups too, as dropping changes cost only.
     lengths: int [S], sampled tokens of each sample.
     sizes: int [G], samples of each group.
     has_gradient: False where it is zero for certain: all advantages are 0, and nothing else acts.
-    critic: what the critic gets; None without one.
+    critic: the critic's targets; None without one.
     """
 
     batch: Batch
@@ -80,8 +78,10 @@ class _MiniBatch:
 
 
 def train(session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed) -> Trained:
-    """Make epochs x minibatches updates, as far as there is a gradient and it is finite, each of the policy
-    and of its critic; the policy is left out while the critic warms up.
+    """Make epochs x minibatches updates of the policy and of its critic.
+
+    An update is left out without a gradient, or with one that is not finite; the policy's while the critic
+    warms up.
     """
     rate = current_rate(session)
     # else a difference of log-probabilities is staleness
@@ -128,7 +128,7 @@ def adapt_kl(session: Session, trained: Trained, weighed: Weighed) -> None:
 
 
 def _update(session: Session, m: _MiniBatch | None, rate: float, *, is_first: bool) -> Update:
-    """Do one update. is_first: the weights are those before the step."""
+    """Do one update. is_first: the weights are as before the step."""
     if m is None:
         return update(session, None, rate)
     shown: float | None = None
@@ -159,15 +159,17 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
     a = spec.algorithm
     parts = spec.algorithm.parts
     coef = a.kl_coef if kl_coef is None else kl_coef
+    loss = PolicyLoss(
+        surrogate="linear",
+        kl_coef=coef if a.kl_place == "loss" else 0.0,
+        kl_type=a.kl_type,
+        entropy_coef=a.entropy_coef,
+        temperature=spec.rollout.temperature,
+    )
     if a.loss:
-        return PolicyLoss(
-            surrogate="linear",
-            kl_coef=coef if a.kl_place == "loss" else 0.0,
-            kl_type=a.kl_type,
-            entropy_coef=a.entropy_coef,
-            temperature=spec.rollout.temperature,
-        )
-    return PolicyLoss(
+        return loss
+    return structs.replace(
+        loss,
         surrogate="linear" if parts.surrogate == "nll" else parts.surrogate,
         ratio=parts.ratio,
         anchor=parts.anchor,
@@ -176,11 +178,7 @@ def policy_loss(spec: Spec, kl_coef: float | None = None) -> PolicyLoss:
         dual=parts.dual,
         bounds=parts.bounds,
         negative_bounds=parts.negative_bounds,
-        kl_coef=coef if a.kl_place == "loss" else 0.0,
-        kl_type=a.kl_type,
-        entropy_coef=a.entropy_coef,
         importance_cap=importance_cap(spec),
-        temperature=spec.rollout.temperature,
     )
 
 
@@ -208,8 +206,8 @@ def sequence_log_ratios(
 def _with_own_loss(session: Session, m: _MiniBatch, *, is_first: bool) -> tuple[_MiniBatch, float | None]:
     """Give `linear` the advantages with which its gradient is that of the user's loss. Raises SpecError.
 
-    Returns what is to be added to the loss that the trainer reports, so that it is the user's, too; None
-    where the user's loss has no value.
+    Returns what makes the user's loss of the loss that the trainer reports; None where the user's has no
+    value.
     """
     targets = m.targets
     own = session.own.loss
@@ -247,9 +245,7 @@ def _has_terms(spec: Spec) -> bool:
 def _minibatch(
     session: Session, rollout: Rollout, scored: StepSelection, weighed: Weighed, first: int, end: int
 ) -> _MiniBatch | None:
-    """Return the mini-batch of the rollout's groups from `first` to before `end`; None where none of them is
-    trained.
-    """
+    """Return the mini-batch of the groups from `first` to before `end`; None where none is trained."""
     training = weighed.training
     inside = within(training.groups, first, end)
     if inside.start == inside.stop:

@@ -20,13 +20,15 @@ with quick_imports():
     from lorad.driver.__main__ import open_session
     from lorad.driver.attempt.main import StopFlag
     from lorad.driver.begin import begin
+    from lorad.driver.record import line_of
     from lorad.driver.sample import complete, sampling
+    from lorad.driver.sampling.generate import SampleJob
     from lorad.driver.session import Plan, Session
     from lorad.errors import LoradError, to_wire
     from lorad.protocol.calls import Nothing
     from lorad.protocol.driver_params import read_params
     from lorad.protocol.journal import JournalWriter
-    from lorad.protocol.preflight import ErrorSaid
+    from lorad.protocol.preflight import ErrorFacts
     from lorad.protocol.structs import learn_structs
     from lorad.records.samples import Sample as SampleShape
     from lorad.records.samples import TrialEvent
@@ -61,7 +63,7 @@ def main() -> int:
         except Exception as error:
             if not isinstance(error, LoradError):
                 traceback.print_exception(error)
-            say(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+            say(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorFacts)))
     return 0
 
 
@@ -69,27 +71,15 @@ def _sampled(session: Session, n: int, say: _Say) -> float:
     """Say each sample with its score; returns the seconds that the pool took."""
     version = session.state.version
     planned = Plan(0, session.train_data.take(0, n), 0, version, 0)
-    groups, generated, scoring = complete(session, session.pool, planned, 1, sampling(session))
+    job = SampleJob(planned, 1, sampling(session), session.spec.seed)
+    groups, generated, scoring = complete(session, session.pool, job)
     samples = [sample for group in groups for sample in group]
     for sample, score in zip(samples, scoring.scores(), strict=True):
-        episode = sample.episode
         shape = SampleShape(
             step=0,
-            version=sample.version,
-            prompt_id=sample.example.id,
-            index=sample.index,
-            prompt=sample.example.prompt,
-            completion=sample.text,
-            answer=sample.example.answer,
-            reward=score.value,
-            finish=sample.finish,
-            error=score.error,
-            rewards=dict(score.parts),
+            **line_of(sample, score),
             tokens=sample.tokens.tolist(),
             logprobs=sample.logprobs.tolist(),
-            task=episode.task if episode else None,
-            turns=episode.turns if episode else [],
-            end=episode.end if episode else None,
             rows=1 + len(sample.forks),
             forks=[*sample.forks],
         )

@@ -12,10 +12,10 @@ from lorad.rl.schedule import learning_rate
 
 @dataclass(frozen=True)
 class Update:
-    """What became of one update.
+    """One update.
 
     stats: None where nothing was computed, or it was not finite.
-    step: what the pool said of the optimizer's step; None where it made none.
+    step: the pool's answer to the optimizer's step; None where it made none.
     is_finite: False where loss or gradient was not, so that the update was skipped.
     """
 
@@ -60,9 +60,7 @@ def update(
 
 
 def current_rate(session: Session) -> float:
-    """Return the learning rate of the step that is being made (the first step is number 0 to
-    the schedule).
-    """
+    """Return the learning rate of the step that is made, the first of which has number 0."""
     trainer = session.spec.trainer
     assert trainer.lr is not None  # chosen when the run was made
     return learning_rate(

@@ -57,7 +57,7 @@ def needs_old(spec: Spec) -> bool:
     return algorithm.epochs > 1 or algorithm.minibatches > 1 or (is_weighed and spec.lora.dropout > 0)
 
 
-def look(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatch:
+def gather(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatch:
     """Gather the samples that are trained on and their log-probabilities, before the first update."""
     sizes = [len(group) for group in rollout.groups]
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -77,13 +77,9 @@ def look(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatc
     if not rows.size:
         return training
 
-    def reference(part: Batch) -> np.ndarray:
-        if session.spec.algorithm.teacher is not None:
-            return logprobs(session, "teacher", structs.replace(part, routes=None))  # another model
-        has_own = session.params.reference or session.state.reference_sha256
-        return logprobs(session, "reference" if has_own else "base", part)
-
     algorithm = session.spec.algorithm
+    has_own = session.params.reference or session.state.reference_sha256
+    own: LogprobsOf = "reference" if has_own else "base"
     ranges = minibatch_ranges(session.spec, rollout)
     parts = [training.part(within(groups, *each)) for each in ranges]
 
@@ -92,12 +88,14 @@ def look(session: Session, rollout: Rollout, scored: StepSelection) -> TrainBatc
         return np.concatenate([ask(part) for part in parts if part.targets.size])
 
     with session.timed("train"):
-        return replace(
-            training,
-            old=each(lambda part: logprobs(session, "slot", part)) if needs_old(session.spec) else None,
-            reference=each(reference) if algorithm.has_reference else None,
-            values=each(lambda part: critic.values(session, part)) if algorithm.has_critic else None,
-        )
+        old = each(lambda part: logprobs(session, "slot", part)) if needs_old(session.spec) else None
+        reference = None
+        if algorithm.has_reference and algorithm.teacher is not None:  # another model, with its own routes
+            reference = each(lambda part: logprobs(session, "teacher", structs.replace(part, routes=None)))
+        elif algorithm.has_reference:
+            reference = each(lambda part: logprobs(session, own, part))
+        values = each(lambda part: critic.values(session, part)) if algorithm.has_critic else None
+    return replace(training, old=old, reference=reference, values=values)
 
 
 def minibatch_ranges(spec: Spec, rollout: Rollout) -> list[tuple[int, int]]:
@@ -156,12 +154,11 @@ def _token_advantages(
     training: TrainBatch,
     penalty: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the advantages, float32 [T]. penalty: [T], taken from the reward of each token; None where
-    nothing is taken.
+    """Return the advantages, float32 [T]. The penalty, [T], is subtracted from the reward of each token.
 
-    With a baseline the penalty of the whole sample is taken from its reward; without one each token bears
-    that of itself and of those after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262). In distill it bears
-    its own alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
+    With a baseline the penalty of the whole sample is taken from its reward; without one each token bears its
+    own and the ones after it (REINFORCE++, Hu et al., 2025, arXiv 2501.03262). In distill it bears its own
+    alone (Agarwal et al., 2024, arXiv 2306.13649; Thinking Machines, 2025, "On-policy distillation").
     """
     algorithm = session.spec.algorithm
     parts = algorithm.parts
@@ -194,9 +191,7 @@ def _token_advantages(
 def _own_advantages(
     session: Session, rollout: Rollout, scored: StepSelection, training: TrainBatch, worth: np.ndarray
 ) -> np.ndarray:
-    """Return what the user's function says, float32 [T]; it sees all samples with a reward. Raises
-    SpecError.
-    """
+    """Return the advantages of the user's function, float32 [T], from all samples with a reward."""
     if not training.rows.size:
         return np.zeros(0, np.float32)
     samples = [s for s, has_reward in zip(rollout.samples, scored.scored, strict=True) if has_reward]

@@ -7,8 +7,7 @@ under names that are never reused (`sorter@12`). Rules that every engine keeps, 
 - A load that fails raises and changes nothing: what was served before is served as before.
 - A sample is made by one version from its first token to its last, and each chunk names that version.
 - A request for a version that is not loaded raises NotFound; it is never served by the base.
-- `unload` returns when the version is gone and can not come back by itself; requests in flight on it end
-    first.
+- `unload` returns when requests in flight have ended, and the version is gone and cannot come back by itself.
 - Base log-probabilities are the same before and after any load, unload, sleep and wake.
 """
 
@@ -32,7 +31,7 @@ Scorer = Callable[[str, Batch], Awaitable[np.ndarray]]
 
 
 class EngineCapabilities(Struct, frozen=True):
-    """What an engine can do; a pool asks for nothing else."""
+    """The abilities of an engine; a pool asks for nothing else."""
 
     dtype: str  # of the arithmetic: float32 or bfloat16
     max_rank: int
@@ -57,10 +56,9 @@ class AdapterSource(Struct, frozen=True):
 class LoadedVersion(Struct, frozen=True):
     """A version that the engine holds.
 
-    Attributes:
-        digest: The digest of what the engine received, not copied from the caller.
-        delivered: The sha256 of the file that servers read it from, its engine form
-            (`lorad/adapters/served.py`); "" where it is served from memory.
+    digest: the digest of what the engine received, not copied from the caller.
+    delivered: the sha256 of the file that servers read it from, its engine form (`lorad/adapters/served.py`);
+        "" where it is served from memory.
     """
 
     name: str
@@ -71,11 +69,10 @@ class LoadedVersion(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True):
-    """What an engine answers about a batch.
+    """An engine's answer about a batch.
 
-    Attributes:
-        logprobs: What `Engine.score` returns.
-        routes: Where the engine sent the tokens; None where it does not say.
+    logprobs: what `Engine.score` returns.
+    routes: where the engine sent the tokens; None where it does not say.
     """
 
     logprobs: np.ndarray
@@ -83,10 +80,7 @@ class Scored(Struct, frozen=True):
 
 
 class EngineHealth(EngineStatus, frozen=True, kw_only=True):
-    """Whether an engine works, and how busy it is.
-
-    tokens_per_second: how many it sampled in the last seconds.
-    """
+    """The state of an engine, and how many tokens a second it sampled lately."""
 
     tokens_per_second: float
 
@@ -98,7 +92,7 @@ class Engine(ABC):
     def capabilities(self) -> EngineCapabilities: ...
 
     def software(self) -> dict[str, str]:
-        """Name and version of what serves, beside lorad and torch."""
+        """Return name and version of what serves, beside lorad and torch."""
         return {}
 
     @abstractmethod
@@ -129,9 +123,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def score(self, version: str, batch: Batch) -> np.ndarray:
-        """Return the log-probability of each completion token under `version` (or BASE) at temperature 1, as
-        float32 [T].
-        """
+        """Return the log-probability of each completion token at temperature 1, float32 [T]."""
 
     async def scores(self, version: str, batch: Batch) -> Sequence[np.ndarray]:
         """Return what `score` gives on each server that serves now; there is at least one."""
@@ -144,8 +136,8 @@ class Engine(ABC):
     async def ranked(
         self, version: str, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
     ) -> Ranked:
-        """Return log-probabilities of the tokens of each text from its start on, and of the `most` most
-        likely in their places, under `version` (or BASE).
+        """Return log-probabilities of the tokens of each text from its start on, and of the `most` likeliest
+        in each place.
 
         texts: int32 [t].
         starts: at least 1.
@@ -157,17 +149,17 @@ class Engine(ABC):
         )
 
     def settled(self) -> AbstractAsyncContextManager[None]:
-        """Keep every part of the engine from returning (see `on_return`) inside the block, so that `scores`
-        covers all that serve.
+        """Let no part of the engine return (see `on_return`) inside the block, so that `scores` covers all
+        that serve.
 
-        Used around a load and its attestation. Calls inside raise EngineGone when the last part is gone,
-        instead of waiting for one to return.
+        It surrounds a load and its attestation. When the last part is gone, calls inside raise EngineGone at
+        once.
         """
         return nullcontext()
 
     def on_return(self, check: Callable[[Scorer], Awaitable[None]]) -> None:  # noqa: B027 (most engines lose nothing)
-        """Await `check` whenever a part of the engine lost what it held and has loaded it again (restart,
-        wake).
+        """Await `check` whenever a part of the engine has restarted or woken, and has loaded its versions
+        again.
 
         `check` gets a scorer of that part alone, which serves nobody before `check` returns. When it raises,
         that part is never served from again, and calls that have nobody else to serve them raise the same.
@@ -175,10 +167,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def abort(self, request: str) -> None:
-        """End a generate call early: its unfinished samples end with finish "abort".
-
-        Unknown names are ignored.
-        """
+        """End a generate call early, if it is known: its unfinished samples end with finish "abort"."""
 
     @abstractmethod
     async def drain(self) -> None:
@@ -204,7 +193,7 @@ class Engine(ABC):
 
 
 def check_texts(texts: Sequence[np.ndarray], starts: Sequence[int], vocab_size: int, most: int) -> None:
-    """Raise ValueError for texts that cannot be ranked. most: tokens of a text."""
+    """Raise ValueError for texts that cannot be ranked; a text has at most `most` tokens."""
     for text, start in zip(texts, starts, strict=True):
         if not 0 < text.size <= most or text.min() < 0 or text.max() >= vocab_size:
             raise ValueError(f"a text has 1 to {most} tokens with ids inside 0..{vocab_size - 1}")
@@ -213,9 +202,7 @@ def check_texts(texts: Sequence[np.ndarray], starts: Sequence[int], vocab_size: 
 
 
 def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int, most: int) -> None:
-    """Raise ValueError for a request that cannot be sampled. most: tokens of a prompt and its completion
-    together.
-    """
+    """Raise ValueError for a request that cannot be sampled: `most` tokens fit, prompt and completion."""
     if sampling.max_new_tokens < 1 or not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1:
         raise ValueError(
             f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1 are needed, not {sampling}"
@@ -236,9 +223,7 @@ def check_request(prompts: Sequence[Prompt], sampling: Sampling, vocab_size: int
 def routes_of(batch: Batch, samples: Sequence[np.ndarray]) -> Routes | None:
     """Return the routes of a batch, or None without samples. A prompt has the routes of its first sample.
 
-    Args:
-        batch: The prompts and completions that were scored.
-        samples: The routes of each sample: its prompt's tokens, then its own.
+    samples: the routes of each sample: its prompt's tokens, then its own.
     """
     if not samples:
         return None

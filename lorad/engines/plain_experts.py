@@ -1,5 +1,4 @@
-"""A mixture of experts with adapters, in plain torch: for servers on a CPU, whose own kernels for that need a
-GPU.
+"""A mixture of experts with adapters in plain torch, for servers on a CPU: their own kernels need a GPU.
 
 `sglang/launch.py` and `vllm/launch.py` run this file by its path, where lorad need not be installed.
 """
@@ -25,15 +24,14 @@ def plain_experts(
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts, whose MLPs use silu, in the shape of `x`.
 
-    Args:
-        x: The hidden states, [tokens, hidden].
-        index: The experts of each token, [tokens, per token].
-        weights: The weight of each of these experts, [tokens, per token].
-        gate_up: The first matrices of all experts, [experts, 2 * width, hidden].
-        down: The second matrices of all experts, [experts, hidden, width].
-        slots: The slot of each token's adapter, [tokens]; below 0 a token has none.
-        of_gate_up: Computes what an adapter adds to the output of `gate_up`.
-        of_down: Computes what an adapter adds to the output of `down`.
+    x: the hidden states, [tokens, hidden].
+    index: the experts of each token, [tokens, per token].
+    weights: the weight of each of these experts, [tokens, per token].
+    gate_up: the first matrices of all experts, [experts, 2 * width, hidden].
+    down: the second matrices of all experts, [experts, hidden, width].
+    slots: the slot of each token's adapter, [tokens]; below 0 a token has none.
+    of_gate_up: computes what an adapter adds to the output of `gate_up`.
+    of_down: computes what an adapter adds to the output of `down`.
     """
     outputs = torch.zeros(*index.shape, x.shape[1], dtype=torch.float32, device=x.device)
     for expert in index.unique().tolist():

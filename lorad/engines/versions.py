@@ -1,6 +1,4 @@
-"""The versions that an engine holds, who is using them, and the names that can never be used again;
-and the check of an adapter before it is loaded.
-"""
+"""The versions that an engine holds, who uses them, and the check of an adapter before it is loaded."""
 
 import asyncio
 import contextlib
@@ -17,7 +15,7 @@ from lorad.errors import AdapterRefused, Conflict, NotFound
 
 @dataclass(eq=False)
 class Held:
-    """One version that an engine holds; also the base. delivered: see LoadedVersion."""
+    """A version that an engine holds, or the base; `LoadedVersion` says what `delivered` is."""
 
     name: str
     digest: str
@@ -103,7 +101,7 @@ class Versions(Generic[H]):
 
 
 def receive(source: AdapterSource, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> Adapter:
-    """Return the adapter of a source. shapes: (out, in) of every linear of the base.
+    """Return the adapter of a source; `shapes` are (out, in) of every linear of the base.
 
     Raises AdapterRefused when its sha256 is not `source.digest`, and when it does not fit.
     """

@@ -1,4 +1,4 @@
-"""The process in which environments run: `python -m lorad.envs.child LIFELINE`.
+"""Runs environments in a process of their own: `python -m lorad.envs.child LIFELINE`.
 
 JSON lines: an EnvClass, answered by Ready; then one Ask at a time, answered by EpisodeAnswer. See
 `lorad/children/user_code.py`.
@@ -7,6 +7,7 @@ JSON lines: an EnvClass, answered by Ready; then one Ask at a time, answered by 
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lorad.startup import quick_imports
@@ -27,16 +28,16 @@ with quick_imports():
 
 
 class EnvClass(Code):
-    """A class in a file, or without a file the builtin one of that name. args: for its constructor."""
+    """A class in a file, or a builtin environment without a file. Its constructor takes `args`."""
 
     args: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Ask(Struct, frozen=True):
-    """Bring an episode to where it has heard these turns; the last observation is the answer.
+    """Asks for the last observation of an episode after these turns.
 
-    over: episodes that are not asked for again.
-    at_limit: the turns are answered, and a limit has ended the episode: what does it earn?
+    over: Episodes that are over, and can be closed.
+    at_limit: Whether all turns are answered, and it asks what an episode earns that a limit has ended.
     """
 
     episode: int
@@ -47,11 +48,11 @@ class Ask(Struct, frozen=True):
 
 
 class EpisodeAnswer(Struct, frozen=True):
-    """What the environment said last, or what went wrong.
+    """The last observation, or an error.
 
-    seconds: how long all turns took that were made for it.
-    tools: the tools of an episode that begins, in OpenAI's form.
-    scores_at_limit: whether it is to be asked what an episode earns that a limit ends.
+    seconds: The time of all turns that were made for it.
+    tools: The tools of an episode that begins, in OpenAI's form.
+    scores_at_limit: Whether the environment tells what an episode earns that a limit ends.
     """
 
     messages: str | list[Message] | None = None
@@ -71,11 +72,10 @@ def main(lifeline: int) -> None:
 
 
 def _load(setup: EnvClass) -> tuple[Callable[[bytes], EpisodeAnswer], list[str]]:
-    kind = import_function(setup) if setup.file else BUILTIN[setup.function]
+    kind: Callable[..., Env] = import_function(setup) if setup.file else BUILTIN[setup.function]
     if is_factory(kind):
-        episodes = _Episodes(setup, lambda **args: Factory(kind, args))
-        return lambda line: episodes.answer(msgspec.json.decode(line, type=Ask)), []
-    if missing := [name for name in ("reset", "step", "close") if not hasattr(kind, name)]:
+        kind = partial(Factory, kind)
+    elif missing := [name for name in ("reset", "step", "close") if not hasattr(kind, name)]:
         raise LoradError(
             f"{setup.function} has no {', '.join(missing)}",
             hint="An environment has reset(row, seed), step(turn) and close(); see docs/environments.md.",
@@ -85,28 +85,28 @@ def _load(setup: EnvClass) -> tuple[Callable[[bytes], EpisodeAnswer], list[str]]
 
 
 class _Episodes:
-    """The episodes of this process, each with how many turns it has heard."""
+    """The episodes of this process."""
 
     def __init__(self, setup: EnvClass, kind: Callable[..., Env]) -> None:
         self._setup = setup
         self._kind = kind
-        self._there: dict[int, tuple[Env, int]] = {}
+        self._episodes: dict[int, tuple[Env, int]] = {}  # with the number of turns so far
 
     def answer(self, ask: Ask) -> EpisodeAnswer:
         started = time.monotonic()
         try:
             for episode in ask.over:
                 self._close(episode)
-            env, heard = self._there.get(ask.episode, (None, 0))
+            env, count = self._episodes.get(ask.episode, (None, 0))
             observed: Any = None
-            if env is None or heard != len(ask.turns) - (not ask.at_limit):
+            if env is None or count != len(ask.turns) - (not ask.at_limit):
                 self._close(ask.episode)
                 env = self._kind(**self._setup.args)
-                heard = 0
+                count = 0
                 observed = env.reset(ask.task.row, ask.task.seed)
-            for turn in ask.turns[heard:]:
+            for turn in ask.turns[count:]:
                 observed = stepped(env, turn)
-            self._there[ask.episode] = (env, len(ask.turns))
+            self._episodes[ask.episode] = (env, len(ask.turns))
             if ask.at_limit:
                 scored: Any = env
                 observed = Observation(None, float(scored.at_limit()))
@@ -116,7 +116,7 @@ class _Episodes:
                 raise ValueError(f"returned the reward {observed.reward}, not a finite number")
             tools = [] if ask.turns else wrapped_all(getattr(env, "tools", ()))
         except BaseException as error:
-            self._there.pop(ask.episode, None)
+            self._episodes.pop(ask.episode, None)
             failure = describe(error, self._setup)
             return EpisodeAnswer(error=failure, is_last=isinstance(error, MemoryError))
         messages = observed.messages if isinstance(observed.messages, str | None) else [*observed.messages]
@@ -133,8 +133,8 @@ class _Episodes:
         )
 
     def _close(self, episode: int) -> None:
-        if episode in self._there:
-            self._there.pop(episode)[0].close()
+        if episode in self._episodes:
+            self._episodes.pop(episode)[0].close()
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ def is_factory(kind: Any) -> bool:
 class Factory:
     """One episode of such a class, which ends with the first turn that calls no tool.
 
-    The prompt is the row's `prompt`. What `reset(**row)` returns is added to its last message. The reward is
-    what `get_reward()` returns, asked once at the end, or else the attribute `reward`.
+    The prompt is the row's `prompt`; the result of `reset(**row)` is added to its last message. The reward is
+    that of `get_reward()`, asked once at the end, or else the attribute `reward`.
     """
 
-    def __init__(self, kind: Callable[..., Any], args: dict[str, Any]) -> None:
+    def __init__(self, kind: Callable[..., Any], /, **args: Any) -> None:
         self._theirs = kind(**args)
         functions = {name: getattr(self._theirs, name) for name in _tools_of(type(self._theirs))}
         self.tools = [*functions.values()]
         self._by_name = {name: _awaited(tool) for name, tool in functions.items()}
 
     def reset(self, row: dict[str, Any], seed: int) -> Observation:
-        """Begin. seed: TRL's contract has none."""
+        """Begin without the seed, which TRL's contract lacks."""
         reset = _awaited(self._theirs.reset)
         said = reset(**keywords_of(self._theirs.reset, "reset").chosen(row))
         prompt = row.get("prompt", "")
@@ -46,14 +46,14 @@ class Factory:
         return Observation(chat)
 
     def step(self, turn: Turn) -> Observation:
-        """Make the calls; without any the episode is over."""
+        """Answer the calls; without any the episode is over."""
         if turn.calls:
             answers = list[Message]()
             errors = 0
             for call in turn.calls:
                 try:
                     result = self._by_name[call.name](**call.arguments or {})
-                except Exception as error:  # which is the answer
+                except Exception as error:
                     result = {"error": str(error)}
                     errors += 1
                 answers.append(result_of(call.name, str(result)))
@@ -81,7 +81,7 @@ def _tools_of(kind: type) -> list[str]:
 
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that waits for what a coroutine function returns."""
+    """Return a function that waits for the result of a coroutine function."""
     if not inspect.iscoroutinefunction(function):
         return function
     return lambda *args, **keywords: _loop().run_until_complete(function(*args, **keywords))

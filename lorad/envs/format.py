@@ -1,4 +1,4 @@
-"""Observations as tokens. The tokens of an episode only ever grow: none is made twice from text."""
+"""Turns observations into tokens, which only grow in an episode: none is made twice from text."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,8 +14,7 @@ from lorad.rl.tools.parsing import parse
 from lorad.spec.data import single
 from lorad.spec.model import Spec
 
-Tools = Sequence[Mapping[str, Any]]
-"""In OpenAI's wrapped form."""
+Tools = Sequence[Mapping[str, Any]]  # in OpenAI's wrapped form
 _TURN = "lorad turn"
 _DUMMY = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _TURN}]
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {_TURN: 1}}}
@@ -26,8 +25,8 @@ _TEXT = "Name a renderer in env.format, such as qwen3.5 (lorad[envs]), or text: 
 class Format:
     """How the observations of a run become tokens.
 
-    With a chat template, what follows the model's turn is what the template writes behind the end token of a
-    made-up turn: the tokens before it stay as they were sampled.
+    Behind the model's turn a chat template adds what it writes behind the end token of a made-up turn; the
+    tokens before it stay as they were sampled.
     """
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
@@ -42,10 +41,7 @@ class Format:
         self._end = self._behind("a")[1] if self.is_chat else -1
 
     def first(self, messages: str | Sequence[Message], tools: Tools = ()) -> tuple[str, list[int]]:
-        """Return (text, tokens) of the first observation. Raises SpecError.
-
-        tools: what the model may call.
-        """
+        """Return (text, tokens) of the first observation, with the model's tools. Raises SpecError."""
         if tools and not self.is_chat:
             raise SpecError(
                 "the environment has tools, and only a chat template shows them to the model",
@@ -72,7 +68,7 @@ class Format:
         return text, self._tokenizer.encode(text, special=True)
 
     def turn(self, tokens: Sequence[int], finish: str, tools: Tools = ()) -> Turn:
-        """Return what the model said with these tokens."""
+        """Return the model's turn of these tokens."""
         text = self._tokenizer.completion(tokens, self._stops, calls=bool(tools))
         form = self._tokenizer.call_form
         calls = parse(text, form, tools).calls if form and tools else []
@@ -90,23 +86,24 @@ class Format:
     ) -> list[int]:
         """Return the tokens between a turn of the model and the next. Raises SpecError.
 
-        before: what the model has read, and what it said last; for renderers, which may look at it.
+        before: What the model has read, and its last turn, which renderers may look at.
         """
         if not self.is_chat:
             return self._tokenizer.encode(_text(messages))
         return self._tokenizer.encode(self._behind(messages, tools)[0])
 
     def _behind(self, messages: str | Sequence[Message], tools: Tools = ()) -> tuple[str, int]:
-        """Return (what the template writes behind the end token of a made-up turn, that token)."""
+        """Return the template's text behind the end token of a made-up turn, and that token."""
         chat = chat_of(messages)
-        is_call = False
-        try:
-            text = self._render([*_DUMMY, *chat], tools)
-        except SpecError:  # of templates that want results behind calls alone
-            if not any(message.get("role") == "tool" for message in chat):
-                raise
-            is_call = True
-            text = self._render([*_DUMMY[:1], _CALLS, *chat], tools)
+        has_results = any(message.get("role") == "tool" for message in chat)
+        for is_call in (False, True):
+            turns = [_DUMMY[0], _CALLS] if is_call else _DUMMY
+            try:
+                text = self._tokenizer.chats([[*turns, *chat]], self._settings(tools))[0]
+                break
+            except Refused as error:  # also by templates that want results behind calls alone
+                if is_call or not has_results:
+                    raise refusal(error, "an observation") from error
         _, turn, rest = text.partition(_TURN)
         ends = [(rest.find(end), number) for number, end in self._ends.items() if turn and end in rest]
         if not ends or (not is_call and rest[: min(ends)[0]].strip()):
@@ -126,20 +123,14 @@ class Format:
     def _settings(self, tools: Tools) -> dict[str, Any]:
         return {**self._data.chat_template_kwargs, **({"tools": [*tools]} if tools else {})}
 
-    def _render(self, chat: Sequence[Message], tools: Tools) -> str:
-        try:
-            return self._tokenizer.chats([chat], self._settings(tools))[0]
-        except Refused as error:
-            raise refusal(error, "an observation") from error
-
 
 def chat_of(messages: str | Sequence[Message]) -> list[Message]:
-    """Return text as what a user says."""
+    """Return messages; a text becomes a user's message."""
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
 
 
 def _text(messages: str | Sequence[Message]) -> str:
-    """Raises SpecError for messages, which need a chat template."""
+    """Return a text itself. Raises SpecError for messages, which need a chat template."""
     if isinstance(messages, str):
         return messages
     raise SpecError(

@@ -1,6 +1,4 @@
-"""The environments of a run, in processes that may be killed: whatever one episode does, the others end as if
-it had not been.
-"""
+"""The environments of a run, in processes that may be killed: no episode can harm another."""
 
 import itertools
 import os
@@ -30,11 +28,12 @@ from lorad.records.episodes import Task
 from lorad.spec.env import EnvSpec
 
 
-class Heard(Struct):
-    """An episode as its environment knows it: the turns that it heard, or is to hear next.
+class HostedEpisode(Struct):
+    """An episode as its environment sees it.
 
-    seconds: how long its environment took for them.
-    at_limit: a limit has ended it; the next answer is what it earns by that.
+    turns: The model's turns; the environment may not have answered the last one yet.
+    seconds: The time that its environment took for them.
+    at_limit: Whether a limit has ended it; the next answer is what it earns by that.
     """
 
     number: int
@@ -45,10 +44,7 @@ class Heard(Struct):
 
 
 class Hosts:
-    """The environments of training, and those of evals: neither waits for the other's.
-
-    format: how their observations become tokens.
-    """
+    """The environments of training, and those of evals, which do not wait for each other."""
 
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format) -> None:
         """Read the spec; relative paths start at `cwd`. Raises SpecError for an unknown name or file."""
@@ -62,11 +58,10 @@ class Hosts:
 
 
 class EnvironmentHost:
-    """Runs `env.workers` processes; each has every so many-th episode. Nothing of it is left after `close`.
+    """Runs `env.workers` processes, among which episodes take turns. Nothing is left after `close`.
 
-    A process that hangs, dies or exceeds its memory is killed. The episode at work is then asked again in a
-    new process, `env.retry` times, and else fails; the others of that process are brought back to where they
-    were by their turns.
+    A process that hangs, dies or exceeds its memory is killed. Its present episode is tried again in a new
+    process, `env.retry` times, and else fails; its other episodes are restored by their turns.
     """
 
     def __init__(self, spec: EnvSpec, cwd: Path) -> None:
@@ -88,21 +83,20 @@ class EnvironmentHost:
         """Load the class now. Raises SpecError when it cannot be loaded."""
         self._workers[0].start()
 
-    def new(self, task: Task) -> Heard:
+    def new(self, task: Task) -> HostedEpisode:
         """Return an episode that is to be reset."""
-        return Heard(next(self._numbers), task)
+        return HostedEpisode(next(self._numbers), task)
 
-    def begin(self, tasks: Sequence[Task]) -> list[tuple[Heard, EpisodeAnswer]]:
+    def begin(self, tasks: Sequence[Task]) -> list[tuple[HostedEpisode, EpisodeAnswer]]:
         """Make an episode of each task and reset it."""
         episodes = [self.new(task) for task in tasks]
         return [*zip(episodes, self.answers(episodes), strict=True)]
 
-    def answers(self, episodes: Sequence[Heard]) -> list[EpisodeAnswer]:
-        """What each says to its last turn, in order. Blocks; never raises for what user code does."""
-        shares = [
-            [place for place, heard in enumerate(episodes) if heard.number % len(self._workers) == number]
-            for number in range(len(self._workers))
-        ]
+    def answers(self, episodes: Sequence[HostedEpisode]) -> list[EpisodeAnswer]:
+        """Return each episode's answer to its last turn. Blocks; never raises for what user code does."""
+        shares: list[list[int]] = [[] for _ in self._workers]
+        for place, episode in enumerate(episodes):
+            shares[episode.number % len(shares)].append(place)
         answered: dict[int, EpisodeAnswer] = {}
 
         def work(worker: _EnvProcess, share: list[int]) -> None:
@@ -119,25 +113,25 @@ class EnvironmentHost:
                     future.result()
         return [answered[place] for place in range(len(episodes))]
 
-    def answer(self, heard: Heard) -> EpisodeAnswer:
-        """What it says to its last turn, by the first process that has time. Safe between threads.
+    def answer(self, episode: HostedEpisode) -> EpisodeAnswer:
+        """Return an episode's answer to its last turn, by the first process that has time.
 
-        Blocks; never raises for what user code does.
+        Safe between threads. Blocks; never raises for what user code does.
         """
-        number, before = self._lending.take(heard.number, heard.seconds)
+        number, before = self._lending.take(episode.number, episode.seconds)
         if before is not None:
-            self._workers[before].over.append(heard.number)
+            self._workers[before].over.append(episode.number)
         try:
-            return self._workers[number].answer(heard)
+            return self._workers[number].answer(episode)
         finally:
             self._lending.give(number)
 
-    def forget(self, episodes: Sequence[Heard]) -> None:
-        """Say which episodes are over: their environments are closed at the next occasion."""
-        for heard in episodes:
-            lent = self._lending.forget(heard.number)
-            number = heard.number % len(self._workers) if lent is None else lent
-            self._workers[number].over.append(heard.number)
+    def forget(self, episodes: Sequence[HostedEpisode]) -> None:
+        """Close the environments of episodes that are over, with the next request to their process."""
+        for episode in episodes:
+            lent = self._lending.forget(episode.number)
+            number = episode.number % len(self._workers) if lent is None else lent
+            self._workers[number].over.append(episode.number)
 
     def close(self) -> None:
         """Kill the processes, also under `answers` in another thread, whose remaining episodes then fail."""
@@ -146,7 +140,7 @@ class EnvironmentHost:
 
 
 class _EnvProcess:
-    """A process that plays episodes: it holds those in `_held`, and need no longer hold those in `over`."""
+    """A process that plays the episodes in `_playing`; those in `over` can be closed."""
 
     def __init__(self, setup: EnvClass, spec: EnvSpec, python: Path | None, within: Sequence[str]) -> None:
         self._setup = setup
@@ -158,14 +152,14 @@ class _EnvProcess:
         self._child: UserProcess | None = None
         self._closed = False
         self._busy = threading.Lock()
-        self._held: set[int] = set()
+        self._playing: set[int] = set()
         self.over: deque[int] = deque()
 
     def start(self) -> UserProcess:
-        """Raises SpecError."""
+        """Start another process. Raises SpecError."""
         self._stop()
         self.over.clear()
-        self._held = set()
+        self._playing = set()
         child = self._child = UserProcess(
             "lorad.envs.child", "environment", self._environment, self._python, self._within
         )
@@ -179,11 +173,11 @@ class _EnvProcess:
             raise
         return child
 
-    def answer(self, heard: Heard) -> EpisodeAnswer:
+    def answer(self, episode: HostedEpisode) -> EpisodeAnswer:
         with self._busy:
             for _ in range(1 + self._spec.retry):
-                answer = self._answer(heard)
-                if not answer.error or self._closed or heard.seconds >= self._spec.episode_timeout:
+                answer = self._answer(episode)
+                if not answer.error or self._closed or episode.seconds >= self._spec.episode_timeout:
                     break
             return answer
 
@@ -194,32 +188,33 @@ class _EnvProcess:
         with self._busy:
             self._stop()
 
-    def _answer(self, heard: Heard) -> EpisodeAnswer:
+    def _answer(self, episode: HostedEpisode) -> EpisodeAnswer:
         if self._closed:
             return EpisodeAnswer(error="the environments are closed")
         started = time.monotonic()
         turns = 1
-        left = self._spec.episode_timeout - heard.seconds
+        left = self._spec.episode_timeout - episode.seconds
         if left <= 0:
             return EpisodeAnswer(error=self._too_long)
+        number = episode.number
         try:
             child = self._child if self._child is not None and self._child.alive else self.start()
             over = [self.over.popleft() for _ in range(len(self.over))]
-            self._held.difference_update(over)
-            turns = 1 if heard.number in self._held else max(len(heard.turns), 1)
+            self._playing.difference_update(over)
+            turns = 1 if number in self._playing else max(len(episode.turns), 1)
             limit = min(self._spec.timeout, left) * turns
             started = time.monotonic()
-            answer = child.ask(
-                Ask(heard.number, heard.task, heard.turns, over, heard.at_limit), EpisodeAnswer, limit
-            )
-            self._held.add(heard.number)
+            ask = Ask(number, episode.task, episode.turns, over, episode.at_limit)
+            answer = child.ask(ask, EpisodeAnswer, limit)
             if answer.error:
-                self._held.discard(heard.number)
+                self._playing.discard(number)
+            else:
+                self._playing.add(number)
         except (SpecError, Lost) as error:
             self._stop()
             answer = EpisodeAnswer(error=str(error), seconds=time.monotonic() - started)
-        heard.seconds += answer.seconds / turns  # what others made necessary again does not count
-        if answer.error and heard.seconds >= self._spec.episode_timeout:
+        episode.seconds += answer.seconds / turns  # turns that others made necessary again do not count
+        if answer.error and episode.seconds >= self._spec.episode_timeout:
             return changed(answer, error=self._too_long)
         return answer
 

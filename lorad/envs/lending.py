@@ -1,4 +1,4 @@
-"""Which process answers which episode, where each episode goes on by itself."""
+"""Lends processes to episodes, where each episode goes on by itself."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class _WaitingEpisode:
-    """An episode that waits. worker: the one that it got."""
+    """An episode that waits for a worker, or has got it."""
 
     episode: int
     since: float
@@ -19,8 +19,8 @@ class _WaitingEpisode:
 class Lending:
     """Lends so many workers to episodes, each to one at a time. Safe between threads.
 
-    An episode comes to the worker that knows it. While that one is busy with another it waits, but for no
-    longer than a free worker would need to be brought to the same place: so a slow episode holds up no other.
+    An episode gets the worker that knows it, and waits while that is busy, but no longer than a free worker
+    would need to reach the same place: so a slow episode holds up no other.
     """
 
     def __init__(self, count: int) -> None:
@@ -30,9 +30,9 @@ class Lending:
         self._lock = threading.Lock()
 
     def take(self, episode: int, cost: float = 0.0) -> tuple[int, int | None]:
-        """Wait for a worker; returns it, and the one that knew the episode where that is another.
+        """Wait for a worker; return it, and another that knew the episode until now.
 
-        cost: seconds that a worker which does not know the episode would need.
+        cost: The seconds that a worker which does not know the episode would need.
         """
         waiter = _WaitingEpisode(episode, time.monotonic(), cost)
         with self._lock:
@@ -48,12 +48,12 @@ class Lending:
         return waiter.worker, before if before not in (None, waiter.worker) else None
 
     def give(self, worker: int) -> None:
-        """Take a worker back, for the first that waits for it."""
+        """Take a worker back, for the first episode that waits for it."""
         with self._lock:
             self._busy[worker] = False
-            if next_one := next((waiter for waiter in self._waiting if self._serve(waiter)), None):
-                self._waiting.remove(next_one)
-                next_one.called.set()
+            if first := next((waiter for waiter in self._waiting if self._serve(waiter)), None):
+                self._waiting.remove(first)
+                first.called.set()
 
     def forget(self, episode: int) -> int | None:
         """Return the worker that knows an episode which is over."""

@@ -1,9 +1,7 @@
-"""Run an agent program in a process of its own: `main(LIFELINE)`.
+"""Runs an agent program in a process of its own: `main(LIFELINE)`.
 
 JSON lines: a Setup, answered by Ready; then Plays, each answered by Played when it ends; `programs.py` has
-their forms. See `lorad/children/user_code.py`.
-
-It may run in another interpreter, so that the standard library is all that it imports.
+their forms. See `lorad/children/user_code.py`. It imports the standard library alone, for other interpreters.
 """
 
 import asyncio
@@ -49,22 +47,33 @@ def main(lifeline: int) -> None:
     send_json(replies, {})
 
     async def play(base_url: str, task: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-        return _answer(await function(base_url, task, sampling, **setup.args))
+        value = await function(base_url, task, sampling, **setup.args)
+        if not isinstance(value, tuple):
+            return {"reward": as_reward(value)}
+        if len(value) != 2 or not isinstance(value[1], dict):
+            raise ValueError(f"returned {len(value)} values, not a reward and its metrics by name")
+        reward, metrics = value
+        are_names = all(isinstance(name, str) and METRIC.fullmatch(name) for name in metrics)
+        if len(metrics) > MOST_METRICS or not are_names:
+            raise ValueError(
+                f"returned other metrics than {MOST_METRICS} short names of letters, digits and _./- at most"
+            )
+        return {"reward": as_reward(reward), "metrics": {name: as_reward(metrics[name]) for name in metrics}}
 
     asyncio.run(serve_episodes(setup, play, requests, replies))
 
 
 def hint_of(error: BaseException) -> str:
-    """Say what to do about an import that failed; "" where that is not known."""
+    """Return the hint of an error, or about a failed import."""
     if isinstance(error, ModuleNotFoundError):
         return f"Install it for {sys.executable}, or name an interpreter that has it: env.python."
     return str(getattr(error, "hint", ""))
 
 
 async def serve_episodes(setup: Any, play_one: _PlayOne, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Play each episode that is asked for, as many at a time as are asked for, until no more can be.
+    """Play all requested episodes side by side, to the end of `requests`.
 
-    play_one: gives the fields of `Played` for a base URL, a row and how to sample; it may raise anything.
+    play_one: Returns the fields of `Played` for a base URL, a row and sampling; it may raise anything.
     """
     asyncio.get_running_loop().set_task_factory(_noted)
     port = await _relayed(setup.door) if setup.door else 0
@@ -103,7 +112,7 @@ async def serve_episodes(setup: Any, play_one: _PlayOne, requests: BinaryIO, rep
 
 
 async def _relayed(door: str) -> int:
-    """Have a port of the loopback of this sandbox, whose callers are joined to the door's Unix socket."""
+    """Open a port of the sandbox's loopback, whose callers are joined to the door's Unix socket."""
 
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -128,9 +137,9 @@ async def _passed_on(source: asyncio.StreamReader, target: asyncio.StreamWriter)
 
 
 def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyncio.Task[Any]":
-    """Make a task, and note it among those of the episode, where one of these starts it.
+    """Make a task, and add it to those of the episode that starts it.
 
-    What a server starts for a caller is none of them: an episode may have begun it for all.
+    Tasks that a server starts for a caller are not added: an episode may have started the server for all.
     """
     task = asyncio.Task[Any](work, loop=loop, **keywords)
     tasks = _TASKS.get()
@@ -138,23 +147,6 @@ def _noted(loop: asyncio.AbstractEventLoop, work: Any, **keywords: Any) -> "asyn
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     return task
-
-
-def _answer(value: Any) -> dict[str, Any]:
-    """Take apart what the program returned: its reward, or a pair of its reward and metrics by name.
-
-    Raises ValueError.
-    """
-    if not isinstance(value, tuple):
-        return {"reward": as_reward(value)}
-    if len(value) != 2 or not isinstance(value[1], dict):
-        raise ValueError(f"returned {len(value)} values, not a reward and its metrics by name")
-    reward, metrics = value
-    if len(metrics) > MOST_METRICS or not all(isinstance(n, str) and METRIC.fullmatch(n) for n in metrics):
-        raise ValueError(
-            f"returned other metrics than {MOST_METRICS} short names of letters, digits and _./- at most"
-        )
-    return {"reward": as_reward(reward), "metrics": {name: as_reward(metrics[name]) for name in metrics}}
 
 
 if __name__ == "__main__":

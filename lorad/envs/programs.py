@@ -1,6 +1,6 @@
-"""Agent programs: an episode is what a coroutine function of the user's says to the model, by HTTP.
+"""Agent programs: coroutine functions of the user's, which play episodes with the model by HTTP.
 
-Their processes may be killed, but an episode does not outlive its own: nothing plays it to another one.
+Their processes may be killed, and their episodes end with them.
 """
 
 import ast
@@ -38,27 +38,21 @@ _OTHERS = "its process ended with another episode"
 
 
 class Play(Struct, frozen=True):
-    """Says what the function is called with.
+    """Asks for an episode, by the arguments of the function."""
 
-    Attributes:
-        base_url: The door of the episode.
-        task: The row.
-        sampling: What a request may ask for.
-    """
-
-    base_url: str
-    task: dict[str, Any]
-    sampling: dict[str, Any]
+    base_url: str  # the episode's door
+    task: dict[str, Any]  # the row
+    sampling: dict[str, Any]  # the settings of a request
 
 
 class Played(Struct, frozen=True):
-    """Says what the function returned, or what went wrong.
+    """The function's result, or an error.
 
     Attributes:
         play: The number of the episode in its process.
-        is_last: The process is of no further use.
-        is_limited: env.turns ended the episode, by a limit that the program keeps itself.
-        is_shared: The process was lost with other episodes, and any of them may be the reason.
+        is_last: Whether the process is of no further use.
+        is_limited: Whether env.turns ended the episode, as a limit that the program keeps itself.
+        is_shared: Whether the process was lost with other episodes, any of which may be the reason.
     """
 
     reward: float | None = None
@@ -72,8 +66,9 @@ class Played(Struct, frozen=True):
 
 
 def is_program(spec: EnvSpec, cwd: Path) -> bool:
-    """Return whether an episode plays itself: the name is that of a coroutine function, or of an environment
-    of verifiers. Raises SpecError where there is no file.
+    """Return whether the name is a coroutine function's, or that of an environment of verifiers.
+
+    Raises SpecError where there is no file.
     """
     if spec.package:
         return True
@@ -82,7 +77,7 @@ def is_program(spec: EnvSpec, cwd: Path) -> bool:
     code = code_of(spec.name, cwd, "env.name", 0)
     try:
         parts = ast.parse(code.source).body
-    except (SyntaxError, ValueError):  # said when it is imported
+    except (SyntaxError, ValueError):  # which its import reports
         return False
     return any(isinstance(part, ast.AsyncFunctionDef) and part.name == code.function for part in parts)
 
@@ -131,13 +126,13 @@ class Programs:
         self._workers[0].start()
 
     def play(self, play: Play, *, alone: bool = False) -> Played:
-        """Play an episode as soon as a process has time; `alone` with no other beside it in its process.
+        """Play an episode once a process has time, and `alone` if no other may be in its process.
 
         Blocks; never raises for what user code does.
         """
         with HEART.waits():
             with self._changed:
-                while True:  # until a process has room; for one alone, it is reserved until it has no other
+                while True:  # until a process has room; an episode alone reserves it until the others end
                     free = [worker for worker in self._workers if not worker.is_reserved]
                     worker = min(free, key=lambda worker: worker.taken, default=None)
                     if worker is not None and (alone or worker.taken < self._concurrency):
@@ -162,11 +157,11 @@ class Programs:
         if self.door is not None:
             shutil.rmtree(self.door.parent, ignore_errors=True)
 
-    def _open(self, keep: Callable[[UserProcess], None]) -> None:
-        """Start a process and load the function there. Raises SpecError."""
+    def _open(self, worker: "_ProgramProcess") -> None:
+        """Start a worker's process and load the function there. Raises SpecError."""
         module = _CHILD if self.file is not None else VERIFIERS_CHILD
         child = UserProcess(module, "agent", self._environment, self._python, self._within)
-        keep(child)
+        worker.process = child
         if self._closed:  # by another thread, which may not have seen the child
             child.signal()
         child.load(self._setup, "env.name", Ready, self._start_timeout, ", or raise env.start_timeout")
@@ -174,26 +169,21 @@ class Programs:
 
 @dataclass(eq=False)
 class _AwaitedEpisode:
-    """An episode is under way until `deadline` (time.monotonic()), and is told then how it ended."""
+    """An episode until `deadline` (time.monotonic()), with a queue for its result."""
 
     deadline: float
     ended: "queue.SimpleQueue[Played]"
 
 
 class _ProgramProcess:
-    """Has one process at a time, and a thread that listens to it while it lives.
+    """Has one process at a time, and a thread that listens to it while it lives."""
 
-    Attributes:
-        taken: How many episodes it was given.
-        is_reserved: Whether it is kept for an episode that must be alone.
-    """
-
-    def __init__(self, open_process: Callable[[Callable[[UserProcess], None]], None], timeout: float) -> None:
-        self._open = open_process
+    def __init__(self, open_process: Callable[["_ProgramProcess"], None], timeout: float) -> None:
+        self._open = open_process  # it sets `process`
         self._timeout = timeout
-        self.taken = 0
-        self.is_reserved = False
-        self._process: UserProcess | None = None
+        self.taken = 0  # the number of its episodes
+        self.is_reserved = False  # for an episode that must be alone
+        self.process: UserProcess | None = None
         self._listener: threading.Thread | None = None
         self._is_listening = False
         self._lines: list[bytes] = []
@@ -211,7 +201,7 @@ class _ProgramProcess:
             if self._listener is not None:
                 self._listener.join()
             try:
-                self._open(self._keep)
+                self._open(self)
             except SpecError:
                 self._drop()
                 raise
@@ -239,8 +229,8 @@ class _ProgramProcess:
         return changed(own.ended.get(), seconds=time.monotonic() - began)
 
     def close(self) -> None:
-        """Kill the process; returns when its episodes have failed."""
-        if (process := self._process) is not None:
+        """Kill the process, and wait until its episodes have failed."""
+        if (process := self.process) is not None:
             process.signal()
         with self._starting:
             if self._listener is not None:
@@ -249,26 +239,23 @@ class _ProgramProcess:
                 os.close(self._bell)
             self._bell = -1
 
-    def _keep(self, process: UserProcess) -> None:
-        self._process = process
-
     def _drop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
 
     def _listen(self) -> None:
-        """Pass on what the process says until it is lost, and then tell its episodes so."""
-        assert self._process is not None
+        """Pass the process's answers on until it is lost, which fails its episodes."""
+        assert self.process is not None
         try:
             while True:
                 with self._lock:
                     for request in self._lines:
-                        self._process.send(request)
+                        self.process.send(request)
                     self._lines.clear()
                     deadlines = [own.deadline for own in self._under_way.values()]
                 end = min(deadlines, default=time.monotonic() + _IDLE_SECONDS)
-                line = self._process.receive(end, self._bell)
+                line = self.process.receive(end, self._bell)
                 if line is None:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._bell)
@@ -295,15 +282,11 @@ class _ProgramProcess:
 
 
 class ProgramHosts:
-    """Holds the programs of training, and those of evals.
-
-    Attributes:
-        has_warned: Whether the run was warned of turns that were cut and did not end their episodes.
-    """
+    """The programs of training, and those of evals."""
 
     def __init__(self, spec: EnvSpec, cwd: Path, format: Format, owner: Path) -> None:
         """Raises SpecError."""
-        self.has_warned = False
+        self.has_warned = False  # that turns were cut without ending their episodes
         self.format = format
         self.training = Programs(spec, cwd, owner / "training")
         self.evals = Programs(spec, cwd, owner / "evals")

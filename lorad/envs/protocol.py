@@ -7,16 +7,15 @@ from msgspec import Struct
 
 from lorad.records.episodes import ToolCall
 
-Message = dict[str, Any]
-"""`{role, content}`, as the chat template takes it."""
+Message = dict[str, Any]  # `{role, content}`, as the chat template takes it
 
 
 class Turn(Struct, frozen=True):
-    """What the model said.
+    """A turn of the model.
 
-    text: what it said without special tokens, calls of tools included.
+    text: Its words without special tokens, including calls of tools.
     finish: `stop`, or `length` where it was cut off.
-    calls: the environment's tools that it called, with arguments; only calls that can be made.
+    calls: Its calls of the environment's tools with arguments; only those that can be made.
     """
 
     text: str
@@ -25,13 +24,13 @@ class Turn(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """What the environment answers.
+    """The environment's answer to a turn.
 
-    messages: what the model reads next, as text or as chat messages; None: the episode is over.
-    reward: what this turn earns; an episode earns the sum.
-    metrics: numbers by name; each step of the run shows the mean over the episodes that have them.
-    replaces: `messages` are all that the model reads from here on, in place of what it has read and said.
-    tool_errors: calls of the turn that went wrong.
+    messages: The model's next input, as text or as chat messages; None when the episode is over.
+    reward: The reward of this turn; an episode earns the sum.
+    metrics: Numbers by name; each step of the run shows the mean over the episodes that have them.
+    replaces: Whether `messages` replace all that the model has read and said so far.
+    tool_errors: The number of calls in the turn that went wrong.
     """
 
     messages: str | Sequence[Message] | None
@@ -42,7 +41,7 @@ class Observation(Struct, frozen=True):
 
 
 def shown(messages: str | Sequence[Message]) -> str:
-    """Return what an environment said as people read it."""
+    """Return messages as text for people."""
     if isinstance(messages, str):
         return messages
     return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
@@ -61,10 +60,10 @@ class Env(Protocol):
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> Observation:
-        """Begin. row: the columns of the data. seed: the same for all episodes of the row."""
+        """Begin with a row of the data, by its columns; the seed is the same for all its episodes."""
 
     def step(self, turn: Turn) -> Observation:
-        """Answer what the model said."""
+        """Answer a turn of the model."""
 
     def close(self) -> None:
-        """Free what the episode holds; also called in its midst."""
+        """Free the episode's resources, maybe amid the episode."""

@@ -1,5 +1,4 @@
-"""Chats as tokens by a renderer, `env.format: NAME`: for models whose template does not say what follows a
-turn.
+"""Turns chats into tokens by a renderer (`env.format: NAME`), where no template says what follows a turn.
 
 The library `renderers` knows families of models token by token. It is imported where it is asked for.
 """
@@ -22,12 +21,12 @@ _LEFT_OUT = ("auto", "default", "custom")  # they need transformers, or code of 
 
 
 def open_format(spec: Spec, tokenizer: Tokenizer) -> Format:
-    """Return what `env.format` names. Raises SpecError."""
+    """Return the format that `env.format` names. Raises SpecError."""
     return Format(spec, tokenizer) if spec.env.format in _OWN else _RendererFormat(spec, tokenizer)
 
 
 class _RendererFormat(Format):
-    """A renderer extends what was read and said. What the model thought stays, where the renderer can."""
+    """Extends tokens by a renderer. The model's thoughts stay, where the renderer can keep them."""
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer) -> None:
         """Raises SpecError for an unknown renderer, or one that is not for this tokenizer."""
@@ -107,7 +106,7 @@ class _RendererFormat(Format):
 
 
 class _Vocabulary:
-    """What renderers ask of a tokenizer."""
+    """A tokenizer as renderers use it."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         self._tokenizer = tokenizer

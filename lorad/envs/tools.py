@@ -1,4 +1,4 @@
-"""Calls of an environment's tools: what is made of them, and what the model reads."""
+"""Answers calls of an environment's tools."""
 
 from typing import Any
 
@@ -13,8 +13,9 @@ def result_of(name: str, content: str) -> Message:
 
 
 def stepped(env: Env, turn: Turn) -> Any:
-    """Have the environment answer a turn. Calls that cannot be made are answered with what is wrong; where
-    there are no others, the environment does not hear of the turn.
+    """Have the environment answer a turn, and its malformed calls with their errors.
+
+    A turn that has malformed calls alone does not reach the environment.
     """
     wrong = [call for call in turn.calls if call.error]
     if not wrong:

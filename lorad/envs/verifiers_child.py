@@ -1,11 +1,9 @@
-"""Play an environment of the package `verifiers` in a process of its own: `main(LIFELINE)`.
+"""Plays an environment of the package `verifiers` in a process of its own: `main(LIFELINE)`.
 
 JSON lines: an EnvironmentSetup, answered by Described; then Plays as in `program_child.py`. There are two
 ways to write an environment: a module with `load_environment` (verifiers 0.1 to 0.3), and a package that
-exports a taskset, which a harness plays (from 0.4 on, `verifiers.v1`).
-
-It runs in the interpreter that has the environment, so that it imports the standard library alone until it
-has read which one.
+exports a taskset, which a harness plays (from 0.4 on, `verifiers.v1`). It runs in the environment's own
+interpreter, so that it imports the standard library alone until it knows which one that is.
 """
 
 import asyncio
@@ -108,7 +106,7 @@ def _load(setup: Any) -> "_Classic | _Taskset":
 
 
 def _written_for_another(setup: Any, is_old: bool) -> LoradError:
-    """Say that the environment wants the other one of the two versions that there are."""
+    """Make the error for an environment of the other way to write one."""
     versions, remedy = ("0.4", "verifiers>=0.4") if is_old else ("0.1 to 0.3", "verifiers<0.4")
     return LoradError(
         f"{setup.file} is written for verifiers {versions}, and {_PYTHON} has {version('verifiers')}",
@@ -117,21 +115,16 @@ def _written_for_another(setup: Any, is_old: bool) -> LoradError:
 
 
 def _refuse(name: str, *checks: tuple[bool, str, str]) -> None:
-    """Raise LoradError for the first check that fails: whether it does, the problem, and what to do next."""
+    """Raise LoradError for the first check that fails. A check is (whether it fails, the problem, a hint)."""
     for is_wrong, problem, hint in checks:
         if is_wrong:
             raise LoradError(f"{name} {problem}", hint=hint)
 
 
 class _Classic:
-    """An environment that a module's `load_environment` made.
+    """An environment that a module's `load_environment` made."""
 
-    Attributes:
-        serving: Holds what all episodes share.
-        has_tools: Whether it offers the model tools.
-    """
-
-    serving = contextlib.nullcontext
+    serving = contextlib.nullcontext  # a context with the resources that all episodes share
 
     def __init__(self, setup: Any, module: ModuleType) -> None:
         parameters = inspect.signature(module.load_environment)
@@ -196,12 +189,7 @@ class _Classic:
 
 
 class _Taskset:
-    """A taskset, and the harness that plays it.
-
-    Attributes:
-        serving: Holds what all episodes share.
-        has_tools: Whether it offers the model tools.
-    """
+    """A taskset, and the harness that plays it."""
 
     def __init__(self, setup: Any) -> None:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
@@ -282,9 +270,7 @@ def _is_agent(value: Any) -> bool:
 
 
 def _block(setup: Any, loaders: Any) -> dict[str, Any]:
-    """Return the block `env` of verifiers, with other defaults: the runtime is this machine instead of a
-    cloud, and the harness executes nothing.
-    """
+    """Return verifiers' block `env`, which by default runs on this machine and executes nothing."""
     block: dict[str, Any] = json.loads(json.dumps(setup.args))
     block["taskset"] = {**block.get("taskset", {}), "id": setup.function}
     kind = loaders.env_config_type(setup.function, block.get("id", ""))
@@ -320,10 +306,7 @@ def _row(index: int, is_held_out: bool, prompt: Any, answer: Any) -> dict[str, A
 
 
 def _prompt(task: Any) -> Any:
-    """Return the prompt of a task with its system prompt, as text or messages.
-
-    It is the task itself, as JSON, where its environment opens the conversation.
-    """
+    """Return a task's prompt with its system prompt, or the task as JSON if its environment begins."""
     if task.data.prompt is None:
         return task.data.model_dump_json(exclude_none=True)
     prompt = _plain(task.data.prompt)
@@ -334,7 +317,7 @@ def _prompt(task: Any) -> Any:
 
 
 def _plain(prompt: Any) -> Any:
-    """Return a prompt as text, or as messages without keys that say nothing."""
+    """Return a prompt as text, or as messages without empty keys."""
     if isinstance(prompt, str):
         return prompt
     plain = [each.model_dump() if hasattr(each, "model_dump") else {**each} for each in prompt]
@@ -351,7 +334,7 @@ def _refuse_another(prompt: Any, task: dict[str, Any]) -> None:
 
 
 def _metrics(values: dict[str, Any]) -> dict[str, float]:
-    """Return what can be shown of metrics: finite numbers, by names of letters, digits and _./-"""
+    """Return the finite numbers among metrics, by names of letters, digits and _./-"""
     shown = dict[str, float]()
     for name, value in values.items():
         plain = "".join(letter if METRIC.fullmatch(f"m{letter}") else "_" for letter in str(name))[:64]

@@ -1,9 +1,7 @@
-"""Read a Wanted on stdin and print an Evaluated, see `lorad.protocol.evals`, or a Grading and a Graded, see
-`lorad.client.evaluate`.
+"""Evaluate or grade by the request on stdin, and print the answer: `python -m lorad.evaluation`.
 
-    python -m lorad.evaluation
-
-What user code prints meanwhile goes to stderr. The exit code is 0, or 130 after an interrupt.
+Requests and answers are in `lorad.protocol.evals` and `lorad.client.evaluate`. What user code prints goes
+to stderr. The exit code is 0, or 130 after an interrupt.
 """
 
 import contextlib
@@ -22,7 +20,7 @@ with quick_imports():
     from lorad.evaluation.grade import grade
     from lorad.evaluation.suites import run_suite
     from lorad.protocol.evals import Evaluated, Wanted
-    from lorad.protocol.preflight import ErrorSaid
+    from lorad.protocol.preflight import ErrorFacts
 
 
 def main() -> int:
@@ -41,7 +39,7 @@ def main() -> int:
         except Exception as error:
             if not hasattr(error, "hint"):
                 traceback.print_exc()
-            answer = Evaluated(error=msgspec.convert(to_wire(error), ErrorSaid))
+            answer = Evaluated(error=msgspec.convert(to_wire(error), ErrorFacts))
     with open(answers, "wb") as file:
         file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
     return 0

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.bounds import POOL_TOKENS, PROMPT_TOKENS, PROMPTS
 from lorad.client.client import Client
 from lorad.driver.sampling.episodes import play
-from lorad.driver.sampling.generate import Ended
+from lorad.driver.sampling.generate import Ended, SampleJob
 from lorad.driver.session import Plan, Sample
 from lorad.envs.host import Hosts
 from lorad.envs.programs import is_program
@@ -30,16 +29,6 @@ from lorad.spec.model import Spec
 _AT_ONCE = 256  # episodes
 
 
-class _EpisodeSetting(Struct, frozen=True):
-    """What episodes depend on. version: run@number."""
-
-    spec: Spec
-    version: str
-
-    def name_of(self, version: int) -> str:
-        return self.version
-
-
 def played(
     client: Client,
     version: str,
@@ -49,8 +38,10 @@ def played(
     sampling: requests.Sampling,
     cwd: Path,
 ) -> Iterator[list[Sample]]:
-    """Yield the episodes of each example, in order. version: run@number. cwd: where the environment's file
-    is looked for.
+    """Yield the episodes of each example, in order.
+
+    version: run@number.
+    cwd: where the environment's file is looked for.
 
     Raises Conflict for an agent program, SpecError, and what the daemon raises.
     """
@@ -72,10 +63,8 @@ def played(
     try:
         for first in range(0, len(examples), step):
             batch = [*examples[first : first + step]]
-            plan = Plan(0, batch, 0, 0, 0)
-            n = sampling.n
-            setting = _EpisodeSetting(spec, version)
-            groups, _ = play(setting, hosts, ask, plan, n, how, seed=EVAL_SEED, is_eval=True)
+            job = SampleJob(Plan(0, batch, 0, 0, 0), sampling.n, how, EVAL_SEED, is_eval=True)
+            groups, _ = play(spec, version, hosts, ask, job)
             print(f"{first + len(batch)} of {len(examples)} problems", file=sys.stderr, flush=True)
             yield from groups
     finally:
@@ -91,7 +80,6 @@ def _spoken(
     ended: Ended,
     count: Count,
 ) -> Generated:
-    """Have the version say a turn of each episode."""
     turns = [
         (place, index, prompt.tokens.tolist(), int(seed))
         for place, prompt in enumerate(prompts)

@@ -37,9 +37,7 @@ _SET = "data"  # the name of the set that is evaluated
 
 
 def evaluate(request: Wanted) -> Evaluated:
-    """Evaluate a version. Raises SpecError for settings, rows and rewards that cannot be, and what the daemon
-    raises.
-    """
+    """Evaluate a version. Raises SpecError for impossible settings, and what the daemon raises."""
     client = Client(timeout=_SECONDS)
     serving = client.serving(request.version)
     details = client.show(serving.run)
@@ -85,20 +83,16 @@ def evaluate(request: Wanted) -> Evaluated:
     if request.out:
         _write(Path(request.cwd, request.out), examples, completions, by_problem)
     result = summary(eval_set.n, eval_set.pass_at, [[score.value for score in group] for group in by_problem])
+    metrics = ({} if result.score is None else {"score": result.score}) | result.passed
     return Evaluated(
-        version=name,
-        settings=settings,
-        metrics=({} if result.score is None else {"score": result.score}) | result.passed,
-        problems=result.problems,
-        failed=result.failed,
+        version=name, settings=settings, metrics=metrics, problems=result.problems, failed=result.failed
     )
 
 
 def _spec(details: RunDetails, request: Wanted) -> Spec:
-    """Return the run's spec with one set, which has the settings that are wanted. Rows of a source that says
-    itself how it is judged are judged so; sources of data.eval go before those of data.train.
+    """Return the run's spec with one set, which has the settings of the request. Raises SpecError.
 
-    Raises SpecError for settings that cannot be.
+    Rows of a source that says itself how it is judged are judged so; data.eval goes before data.train.
     """
     spec = convert(details.spec)
     if not request.env:
@@ -114,9 +108,8 @@ def _spec(details: RunDetails, request: Wanted) -> Spec:
         plain |= {"env": plain["env"] | {"name": request.env}, "reward": msgspec.to_builtins(RewardSpec())}
     name = request.env or spec.env.name
     if name is not None and request.settings.get("reward") is not None:
-        raise SpecError(
-            f"episodes of {name} have the reward that it gives", key="--reward", hint="Leave it out."
-        )
+        hint = "Leave it out."
+        raise SpecError(f"episodes of {name} have the reward that it gives", key="--reward", hint=hint)
     try:
         spec = convert(plain | {"eval": {"every": 1, "sets": {_SET: request.settings}}, "expect": []})
         refuse_contradictions(spec)
@@ -150,7 +143,6 @@ def _scores(
     completions: Sequence[Sequence[Completion]],
     tokenizer: Tokenizer,
 ) -> list[Score]:
-    """Score the completions of each example, in order."""
     to_score = [
         [
             example.for_reward(

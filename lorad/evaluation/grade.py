@@ -28,7 +28,7 @@ _FORM = "A line is a row of the data with `completion`, a text, or `completions`
 
 
 class _Ungraded(NamedTuple):
-    """A completion that has no reward yet, and what functions get of it. has_prompt: its line has one."""
+    """A completion that has no reward yet, what functions get of it, and whether its line has a prompt."""
 
     sample: Sample
     input: RewardInput
@@ -61,20 +61,15 @@ def grade(grading: Grading) -> Graded:
             has_answer = completion.input.answer_value is not None
             lacking = rewarder.lacking(row, has_answers=has_answer, has_prompts=completion.has_prompt)
             for name, missing in lacking.items():
-                problem = (
-                    f"{name} needs {', '.join(missing)}, which {completion.sample.prompt_id} does not have"
-                )
-                columns = ", ".join(row) or "nothing else"
-                more = (
-                    f"Beside the completion there is {columns}; data.answer_key names the column of answers."
-                )
+                prompt = completion.sample.prompt_id
+                problem = f"{name} needs {', '.join(missing)}, which {prompt} does not have"
+                more = f"Beside the completion there is {', '.join(row) or 'nothing else'}; "
+                more += "data.answer_key names the column of answers."
                 raise SpecError(problem, key="reward", hint=f"{renamed(missing)}{more}")
         inputs = [[completion.input for completion in group] for group in groups]
         if grading.run and rewarder.wants_raw:
             decode = partial(Tokenizer(resolve(spec.model.path)).decode, skip_special=False)
-            inputs = [
-                [replace(i, raw_completion=decode(i.completion_ids)) for i in group] for group in inputs
-            ]
+            inputs = [[replace(i, raw_completion=decode(i.completion_ids)) for i in g] for g in inputs]
         scores = rewarder.begin(inputs).scores()
     graded = [
         replace(completion.sample, reward=score.value, rewards=dict(score.parts), error=score.error or None)
@@ -92,9 +87,8 @@ def _of_line(row: Row, data: Data) -> Iterator[_Ungraded]:
         keys = ", ".join(row.values) or "nothing"
         raise SpecError(f"{row.where}: it has no completion that is text; there is {keys}", hint=_FORM)
     if finish not in ("stop", "length"):
-        raise SpecError(
-            f"{row.where}: finish is {finish!r}", hint="It is stop, or length of one that is cut."
-        )
+        hint = "It is stop, or length of one that is cut."
+        raise SpecError(f"{row.where}: finish is {finish!r}", hint=hint)
     line = replace(row, values=columns)
     has_prompt = data.prompt_format is not None or find_value(line, data, "prompt_key") is not None
     value = prompt_value_of(line, data) if has_prompt else ""

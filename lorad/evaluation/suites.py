@@ -6,9 +6,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from lorad.box.proxies import past_proxies
 from lorad.client.client import Client
@@ -27,7 +28,6 @@ class _Asked(NamedTuple):
     task: str
     model: str
     directory: str
-    door: Door
     out: Path
     settings: Mapping[str, Any]
 
@@ -36,20 +36,18 @@ class _Kind(NamedTuple):
     """One suite.
 
     package: its distribution.
-    environment: the variables with address and key.
-    read: what it wrote.
+    environment: makes the variables with address and key.
+    read: reads the file that it wrote.
     """
 
     package: str
-    command: Callable[[_Asked], Sequence[object]]
+    command: Callable[[_Asked, Door], Sequence[object]]
     environment: Callable[[Door], dict[str, str]]
     read: Callable[[Path], Evaluated]
 
 
 def run_suite(request: Wanted, suite: Suite) -> Evaluated:
-    """Raises SpecError for an interpreter without the suite, Conflict without a gateway, LoradError when the
-    suite fails.
-    """
+    """Run a suite. Raises SpecError for an interpreter without it, Conflict without a gateway, LoradError."""
     kind = _KINDS[suite.kind]
     version = _version_of(suite.python, kind.package)
     task = suite.task
@@ -66,38 +64,29 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
     socket = client.status().gateway
     name = f"{serving.run}@{serving.version}"
     if socket is None:
-        raise Conflict(
-            "no gateway is up", hint=f"`lorad pin {name}` starts one, and keeps the version loaded."
-        )
+        hint = f"`lorad pin {name}` starts one, and keeps the version loaded."
+        raise Conflict("no gateway is up", hint=hint)
     with tempfile.TemporaryDirectory(prefix="lorad-suite-") as scratch:
         out = Path(request.cwd, request.out) if request.out else Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         before = set(out.rglob("*.json"))
-
-        request_of = partial(_Asked, task, name, serving.model_path, out=out, settings=request.settings)
-        code = asyncio.run(_done(kind, socket, suite, request_of, cwd))
+        asked = _Asked(task, name, serving.model_path, out, request.settings)
+        code = asyncio.run(_done(kind, socket, suite, asked, cwd))
         logs = [path for path in out.rglob("*.json") if path not in before]
         if code or not logs:
-            raise LoradError(
-                f"{suite.kind} ended with code {code} and no result", hint="Its words are above."
-            )
+            hint = "Its words are above."
+            raise LoradError(f"{suite.kind} ended with code {code} and no result", hint=hint)
         result = kind.read(max(logs, key=lambda path: path.stat().st_mtime_ns))
     used = {key: value for key, value in request.settings.items() if value is not None}
-    return Evaluated(
-        version=name,
-        settings=used | {"suite_version": version},
-        metrics=result.metrics,
-        problems=result.problems,
-        failed=result.failed,
-    )
+    return replace(result, version=name, settings=used | {"suite_version": version})
 
 
-async def _done(kind: _Kind, socket: str, suite: Suite, asked: Callable[[Door], _Asked], cwd: str) -> int:
-    """Run the suite to its end; returns its exit code."""
+async def _done(kind: _Kind, socket: str, suite: Suite, asked: _Asked, cwd: str) -> int:
+    """Run the suite to its end, and return its exit code."""
     async with opened(socket) as door:
         process = await asyncio.create_subprocess_exec(
             suite.python,
-            *("-m", *map(str, kind.command(asked(door)))),
+            *("-m", *map(str, kind.command(asked, door))),
             env=_OFFLINE | os.environ | past_proxies(os.environ) | kind.environment(door),
             cwd=cwd,
         )
@@ -105,25 +94,22 @@ async def _done(kind: _Kind, socket: str, suite: Suite, asked: Callable[[Door], 
 
 
 def _version_of(python: str, package: str) -> str:
-    """Raises SpecError where the interpreter does not have the distribution."""
+    """Ask an interpreter for the version of a distribution. Raises SpecError where it has none."""
     asked = [python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
     except OSError as error:
         raise SpecError(f"{python} does not run: {error.strerror}", key="--python") from error
     if done.returncode:
-        raise SpecError(
-            f"{python} has no {package}",
-            key="--python",
-            hint=f"Name the interpreter of an environment with it: python -m venv, pip install {package}.",
-        )
+        hint = f"Name the interpreter of an environment with it: python -m venv, pip install {package}."
+        raise SpecError(f"{python} has no {package}", key="--python", hint=hint)
     return done.stdout.strip()
 
 
-def _lm_eval(asked: _Asked) -> list[object]:
+def _lm_eval(asked: _Asked, door: Door) -> list[object]:
     model = {
         "model": asked.model,
-        "base_url": f"{asked.door.url}/v1/completions",
+        "base_url": f"{door.url}/v1/completions",
         "tokenizer": asked.directory,
         "num_concurrent": _AT_ONCE,
     }
@@ -140,7 +126,7 @@ def _lm_eval(asked: _Asked) -> list[object]:
 
 
 def _read_lm_eval(path: Path) -> Evaluated:
-    """Read figures of lm-eval: `acc,none` is acc; of several tasks, each has the task's name before it."""
+    """Read figures of lm-eval, with the names of several tasks before them; `acc,none` is acc."""
     data = json.loads(path.read_text())
     metrics: dict[str, float] = {}
     for task, figures in data["results"].items():
@@ -152,7 +138,7 @@ def _read_lm_eval(path: Path) -> Evaluated:
     return Evaluated(metrics=_with_score(metrics), problems=sum(counts))
 
 
-def _inspect(asked: _Asked) -> list[object]:
+def _inspect(asked: _Asked, _: Door) -> list[object]:
     command: list[object] = ["inspect_ai", "eval", asked.task, "--model", f"openai-api/lorad/{asked.model}"]
     command += ["--log-format", "json", "--log-dir", asked.out, "--display", "plain"]
     command += ["--max-connections", _AT_ONCE, "--temperature", asked.settings.get("temperature", 0.0)]
@@ -163,10 +149,7 @@ def _inspect(asked: _Asked) -> list[object]:
 
 
 def _read_inspect(path: Path) -> Evaluated:
-    """Read figures of inspect-ai; of several scorers, each has the scorer's name before it.
-
-    Raises LoradError.
-    """
+    """Read figures of inspect-ai, with the names of several scorers before them. Raises LoradError."""
     data = json.loads(path.read_text())
     if data["status"] != "success":
         why = (data.get("error") or {}).get("message", "its log does not say why")
@@ -179,7 +162,7 @@ def _read_inspect(path: Path) -> Evaluated:
         if name != "stderr"
     }
     total = results["total_samples"]
-    failed = results["total_samples"] - results["completed_samples"]
+    failed = total - results["completed_samples"]
     return Evaluated(metrics=_with_score(metrics), problems=total, failed=failed)
 
 

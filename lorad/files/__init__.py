@@ -40,18 +40,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def whole(path: str) -> Path:
-    """Make the path that a setting means. Raises SpecError for a relative one: who follows runs is in no
-    directory of theirs."""
+    """Make the path that a setting means. Raises SpecError for a relative one, which begins nowhere."""
     place = expanded(path)
     if not place.is_absolute():
         raise SpecError(f"{path} is a relative path", hint="Write all of it, from / or ~ on.")
     return place
 
 
-def names(path: Path, about: os.stat_result) -> bool:
-    """Return whether `path` is a name of the file or directory that `about` describes; False where nothing
-    has that name.
-    """
+def is_name_of(path: Path, about: os.stat_result) -> bool:
+    """Return whether `path` is a name of the file or directory that `about` describes."""
     try:
         return os.path.samestat(path.stat(), about)
     except (FileNotFoundError, NotADirectoryError):
@@ -59,22 +56,22 @@ def names(path: Path, about: os.stat_result) -> bool:
 
 
 def open_file(path: Path, *, links: bool = True) -> BufferedReader:
-    """A regular file, open for reading. links: whether `path` itself may be a symbolic link."""
+    """Open a regular file for reading; with `links`, `path` itself may be a symbolic link."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
-            raise _refused(path, "a link, not a file") from None
+            raise OSError(errno.EINVAL, "a link, not a file", str(path)) from None
         if error.errno == errno.ENXIO:  # a socket
-            raise _refused(path, "not a file") from None
+            raise OSError(errno.EINVAL, "not a file", str(path)) from None
         raise
     except ValueError:  # Python's own words for a NUL in a path
-        raise _refused(path, "no name of a file") from None
+        raise OSError(errno.EINVAL, "no name of a file", str(path)) from None
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != stat.S_IFREG:
-            raise _refused(path, f"{_KINDS.get(kind, 'something')}, not a file")
+            raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'something')}, not a file", str(path))
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -82,7 +79,7 @@ def open_file(path: Path, *, links: bool = True) -> BufferedReader:
 
 
 def read_file(path: Path, limit: int, *, links: bool = True) -> bytes:
-    """All of a regular file of at most `limit` bytes."""
+    """Read all of a regular file of at most `limit` bytes."""
     with open_file(path, links=links) as file:
         return read_bounded(file, path, limit)
 
@@ -92,7 +89,7 @@ def read_bounded(file: BufferedReader, path: Path, limit: int) -> bytes:
     size = os.fstat(file.fileno()).st_size
     data = file.read(limit + 1) if size <= limit else b""
     if size > limit or len(data) > limit:
-        raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
     return data
 
 
@@ -101,7 +98,7 @@ def opened_whole(path: Path, limit: int) -> Iterator[BufferedReader]:
     """Open a regular file of at most `limit` bytes, all of which are on disk, to be read piece by piece."""
     with open_file(path, links=False) as file:
         if os.fstat(file.fileno()).st_size > limit:
-            raise _refused(path, f"larger than {limit} bytes", errno.EFBIG)
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
         refuse_sparse(file, path)
         yield file
 
@@ -112,32 +109,30 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # a user made it for that: `rm` goes down by descriptors
         command = ["rm", "-rf", "--one-file-system", "--", os.path.abspath(path)]
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        null = subprocess.DEVNULL
+        subprocess.run(command, stdin=null, stdout=null, stderr=null)
 
 
 def refuse_sparse(file: BufferedReader, path: Path) -> None:
-    """Raise OSError for a large file of which not every byte is on disk: one that is mostly a hole takes
-    memory and time to read, and nothing to make.
-    """
+    """Raise OSError for a large file that is partly a hole, which costs nothing to make and much to read."""
     about = os.fstat(file.fileno())
     if about.st_size < SPARSE or 512 * about.st_blocks >= about.st_size:
         return
     # else compressed, or not written out yet
     if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < about.st_size:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
-        raise _refused(path, f"sparse: nothing was written at byte {hole} of {about.st_size}", errno.EFBIG)
+        what = f"sparse: nothing was written at byte {hole} of {about.st_size}"
+        raise OSError(errno.EFBIG, what, str(path))
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
 def write_whole(
     path: Path, data: bytes, *, mode: int = 0o600, uid: int | None = None, durable: bool = True
 ) -> None:
-    """Put a file in place by one rename: a reader finds all of it, or what was there before.
+    """Put a file in place by one rename: a reader finds all of it, or the file before.
 
     mode: what others may do with the file, whatever the umask.
-    uid: whose the file is to be; None for this process's user.
+    uid: the owner that the file gets; None for this process's user.
     durable: file and name are on disk when it returns.
     """
     temporary = path.with_name(f".{path.name}.tmp")
@@ -161,15 +156,9 @@ def write_whole(
 
 
 def fsync(path: Path) -> None:
-    """Have a file, or what changed in a directory, survive a power cut. Raises OSError, also for a pipe, for
-    which it does not wait.
-    """
+    """Have a file, or a change of a directory, survive a power cut. Raises OSError, for a pipe at once."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _refused(path: Path, what: str, number: int = errno.EINVAL) -> OSError:
-    return OSError(number, what, str(path))

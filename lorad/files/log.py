@@ -2,8 +2,8 @@
 
 All logs have one rule, in which a log chooses where it says "or":
 
-    a write fails        What came of it is cut, at the latest before the next record.
-    a sync fails         The record is cut, as it may not be on disk; who has read it notices that it is gone.
+    a write fails        Its bytes are cut, at the latest before the next record.
+    a sync fails         The record is cut, as it may not be on disk; a reader that has it notices that.
                          Or ("mend") it stays, as a reader may have acted on it. It is written once more, at
                          its place, and synced before anything follows it, since the page cache may take it
                          for clean.
@@ -41,11 +41,10 @@ def lines(
 ) -> Form[T]:
     """Make the form of a log whose records are lines.
 
-    Args:
-        decode: makes the record of a line, whose end is part of it; None where it is torn or damaged.
-        damage: what readers do about a damaged line.
-        most: bytes of the longest line; a longer one raises IntegrityError.
-        hint: what to do about a longer one.
+    decode: makes the record of a line, whose end is part of it; None where it is torn or damaged.
+    damage: what readers do about a damaged line.
+    most: bytes of the longest line; a longer one raises IntegrityError.
+    hint: what to do about a longer one.
     """
 
     def take(file: BufferedReader, path: Path) -> tuple[T | None, int] | None:
@@ -73,9 +72,7 @@ def damaged(path: Path, offset: int, follows: str) -> IntegrityError:
 
 
 def read(file: BufferedReader, path: Path, form: Form[T], offset: int = 0) -> Iterator[tuple[T, int]]:
-    """Yield the records from a byte offset on, each with the offset behind it. Raises OSError, and what the
-    form raises.
-    """
+    """Yield the records behind a byte offset, each with its end. Raises OSError, and what the form raises."""
     file.seek(offset)
     while (taken := form(file, path)) is not None:
         record, size = taken
@@ -109,11 +106,10 @@ class AppendLog(Generic[T]):
     ) -> None:
         """Open a file, or make it, for its owner alone.
 
-        Args:
-            form: finds the whole records, behind which a torn tail is cut; None lets it stay as a line.
-            mends: whether a record whose sync failed stays, and is mended.
-            lock: whether to raise BlockingIOError while another process has the log open.
-            links: whether `path` itself may be a symbolic link.
+        form: finds the whole records, behind which a torn tail is cut; None lets it stay as a line.
+        mends: whether a record whose sync failed stays, and is mended.
+        lock: whether to raise BlockingIOError while another process has the log open.
+        links: whether `path` itself may be a symbolic link.
 
         Raises OSError, and what the form raises.
         """
@@ -150,7 +146,7 @@ class AppendLog(Generic[T]):
         return os.fstat(self._fd).st_size
 
     def write(self, data: bytes, *, sync: bool = True) -> int:
-        """Append records, and with `sync` have on disk all that was appended. Returns where they begin.
+        """Append records, and with `sync` have all appended ones on disk. Returns where they begin.
 
         Raises OSError. Nothing of them counts then, unless they are only not synced and the log mends that.
         """

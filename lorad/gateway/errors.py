@@ -1,25 +1,10 @@
 """Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}."""
 
-from msgspec import Struct
-
 from lorad import errors
 from lorad.errors import LoradError
 
 _INVALID = "invalid_request_error"
 _RETRY_SECONDS = 2
-
-
-class Description(Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class _ErrorBody(Struct, frozen=True):
-    """An error as OpenAI writes it."""
-
-    error: Description
 
 
 class ApiError(Exception):
@@ -43,7 +28,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.body = _ErrorBody(Description(message, kind, param, code))
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from lorad.bounds import Bounds
 from lorad.gateway.errors import ApiError
@@ -18,18 +19,18 @@ MOST_OF_ONE = 256  # of one owner
 MOST_SAMPLES = 4096  # of one request: prompts times n
 
 
+@dataclass
 class RequestLimits:
     """Counts the completions that are under way.
 
-    Args:
-        most: How many there may be at once; None: MOST_REQUESTS.
-        of_one: How many of them one owner may have; None: MOST_OF_ONE.
+    Attributes:
+        most: How many there may be at once.
+        of_one: How many of them one owner may have.
     """
 
-    def __init__(self, most: int | None = None, of_one: int | None = None) -> None:
-        self._most = most
-        self._of_one = of_one
-        self._owners: Counter[str] = Counter()
+    most: int = MOST_REQUESTS
+    of_one: int = MOST_OF_ONE
+    _owners: Counter[str] = field(default_factory=Counter)
 
     @property
     def under_way(self) -> int:
@@ -38,13 +39,11 @@ class RequestLimits:
     @contextmanager
     def place(self, owner: str) -> Iterator[None]:
         """Count a request of an owner within the block. Raises ApiError 429 where there are too many."""
-        most = MOST_REQUESTS if self._most is None else self._most
-        of_one = MOST_OF_ONE if self._of_one is None else self._of_one
-        if self.under_way >= most or self._owners[owner] >= of_one:
+        if self.under_way >= self.most or self._owners[owner] >= self.of_one:
             raise ApiError(
                 429,
                 f"{self._owners[owner]} of your requests and {self.under_way} in all are under way: more "
-                f"than {of_one} and {most} are not taken at once. Ask again when some have ended.",
+                f"than {self.of_one} and {self.most} are not taken at once. Ask again when some have ended.",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=1,

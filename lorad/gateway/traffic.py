@@ -158,7 +158,7 @@ class Counted:
                 self._tallies[name] = tally = self._traffic.of(name)
                 tally.in_flight += 1
 
-    def said(self, tokens: int) -> None:
+    def count_tokens(self, tokens: int) -> None:
         now = self._traffic.touch()
         self._first = now - self._began if self._first is None and tokens else self._first
         for tally in self._tallies.values():

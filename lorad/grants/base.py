@@ -1,7 +1,6 @@
-"""Reads the request of a grant process, and talks to the pool that asked for it."""
+"""The parts of grants that are alike: the connection to the pool, and the memory of GPUs."""
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 
@@ -9,11 +8,6 @@ from lorad.protocol.nodes import GrantedNode, GrantLine, GrantRequest
 from lorad.text import size as in_units
 
 LARGER = "Ask for more devices, keep such nodes out (cluster.nodes, cluster.labels), or train less."
-
-
-def read_request(path: Path) -> GrantRequest:
-    """Read the request of a grant. Raises OSError, and ValueError for what is no request."""
-    return msgspec.json.decode(path.read_bytes(), type=GrantRequest)
 
 
 def too_small(node: GrantedNode, needed: int) -> str:

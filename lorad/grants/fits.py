@@ -1,4 +1,4 @@
-"""What of a pool can be on nodes."""
+"""Check which pools can be on nodes."""
 
 from lorad.errors import SpecError
 from lorad.protocol.nodes import NodesSetup

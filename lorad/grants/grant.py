@@ -1,4 +1,4 @@
-"""A grant, seen from the pool that has it: its process, and the nodes that came of it."""
+"""A grant, as its pool has it: the process that holds it, and the nodes that came of it."""
 
 import asyncio
 import contextlib
@@ -34,6 +34,7 @@ from lorad.protocol.nodes import (
     GrantedNode,
     GrantLine,
     GrantRequest,
+    GrantState,
     GrantStatus,
     LostNode,
     NodesSetup,
@@ -51,12 +52,11 @@ _HINT = "Resume the runs; a new pool asks for other nodes."
 
 
 class Grant:
-    """Holds the nodes that a pool was granted; `taken` makes it.
+    """Holds the nodes that a pool was granted; `hold_nodes` makes it.
 
-    Attributes:
-        hosts: The nodes with ranks.
-        rollout: Further nodes, which have only servers.
-        returned: The lost and the new node, for each rollout node that another one takes the place of.
+    hosts: the nodes with ranks.
+    rollout: further nodes, which have only servers.
+    returned: the lost and the new node, for each rollout node that another one takes the place of.
     """
 
     def __init__(self, setup: NodesSetup, life: str, work: Path, logs: Path) -> None:
@@ -91,7 +91,7 @@ class Grant:
         )
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def lead(self) -> AsyncIterator[None]:
         """Ask for nodes, wait until they are granted, and lead their agents until the end of the block.
 
         Raises SpecError for what will never be granted, PoolLost when the process or a node fails.
@@ -157,7 +157,7 @@ class Grant:
         """Put what the process says into `lines`; None at the end of it."""
         writers: list[asyncio.StreamWriter] = []
 
-        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writers.append(writer)  # its end is the end of the grant
             try:
                 while line := await reader.readline():
@@ -169,7 +169,7 @@ class Grant:
             lines.put_nowait(None)
             self._has_said_all.set()
 
-        async with listening(self._socket, called, LINE):
+        async with listening(self._socket, accept, LINE):
             try:
                 yield
             finally:
@@ -204,14 +204,12 @@ class Grant:
                     self._tell("refused", words, hint)
                     raise SpecError(words, key="resources.nodes", hint=hint)
                 case _:
-                    words = f"the grant process {await child.ended()}; {cause(child.tail(200))}"
+                    words = f"the grant process {await child.ended()}; {cause(child.output.tail(200))}"
                     self._tell("lost", words)
                     raise PoolLost(words, hint="`lorad doctor --cluster` tries it alone.")
 
     def _check(self, granted: GrantedNode) -> None:
-        """Raise NotAllowed for the agent of another user and for what was not asked for, SpecError for a GPU
-        that is too small.
-        """
+        """Raise NotAllowed for another user's agent or other devices, SpecError for a GPU too small."""
         name = granted.node
         if granted.uid != os.getuid():
             raise NotAllowed(
@@ -230,9 +228,7 @@ class Grant:
     async def _follow(
         self, lines: "asyncio.Queue[GrantLine | None]", connect: Callable[[GrantedNode], Awaitable[Node]]
     ) -> None:
-        """Give up nodes that the grant lost, and all of them with the grant; of those that were asked to
-        leave, the scheduler may go first.
-        """
+        """Give up nodes that the grant lost, and all with the grant; leaving ones may stay longer."""
         while not self._ending:
             line = await lines.get()
             if isinstance(line, LostNode):
@@ -274,29 +270,27 @@ class Grant:
             self._tell("lost", words, nodes=self._status.nodes)
         node.lose(line.how)
 
-    def _tell(self, state: str, words: str = "", hint: str = "", nodes: tuple[GrantedNode, ...] = ()) -> None:
-        """Write down how it stands, for the daemon."""
-        status = msgspec.convert(
-            {
-                "state": state,
-                "words": words[:_WORDS],
-                "hint": hint[:_WORDS],
-                "since": time.time(),
-                "nodes": nodes,
-                "leaving": [node.name for node in self.hosts if node.leaving.done()],
-            },
-            GrantStatus,
+    def _tell(
+        self, state: GrantState, words: str = "", hint: str = "", nodes: tuple[GrantedNode, ...] = ()
+    ) -> None:
+        """Write the state of the grant down for the daemon."""
+        self._status = GrantStatus(
+            state=state,
+            words=words[:_WORDS],
+            hint=hint[:_WORDS],
+            since=time.time(),
+            nodes=nodes,
+            leaving=tuple(node.name for node in self.hosts if node.leaving.done()),
         )
-        self._status = status
         with contextlib.suppress(OSError):
-            write_whole(self._logs / GRANT, msgspec.json.encode(status), durable=False)
+            write_whole(self._logs / GRANT, msgspec.json.encode(self._status), durable=False)
 
 
 @asynccontextmanager
-async def taken(setup: NodesSetup, pool: str, work: Path, logs: Path) -> AsyncIterator[Grant]:
-    """Hold nodes for the present life of a pool; see `Grant.held`. work: the pool's directory. logs: where
+async def hold_nodes(setup: NodesSetup, pool: str, work: Path, logs: Path) -> AsyncIterator[Grant]:
+    """Hold nodes for the present life of a pool; see `Grant.lead`. work: the pool's directory. logs: where
     `grant.json` and `grant.log` go.
     """
     grant = Grant(setup, f"{pool}@{uuid.uuid4().hex[:8]}", work, logs)
-    async with grant.held():
+    async with grant.lead():
         yield grant

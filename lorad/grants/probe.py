@@ -1,7 +1,6 @@
 """Tries out the nodes of a cluster for `lorad doctor --cluster`: `python -m lorad.grants.probe QUESTION`.
 
-It takes a grant of processors alone, looks around on every node, and gives it back. Each finding is a line of
-JSON.
+It takes a grant of processors alone, looks around on every node, and gives it back. Findings are JSON lines.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from msgspec import Struct
 
 from lorad.children.interpreter import InterpreterFinding
 from lorad.errors import LoradError
-from lorad.grants.grant import taken
+from lorad.grants.grant import hold_nodes
 from lorad.models.directory import resolve
 from lorad.models.facts import weights_sha256
 from lorad.nodes.remote import Node
@@ -49,12 +48,11 @@ print(json.dumps({
 class Asked(Struct, frozen=True, kw_only=True):
     """Says which nodes to try out, and what they should have.
 
-    Attributes:
-        setup: what the grant is asked for.
-        devices: how many GPUs config.yaml says of a node, by its name.
-        interpreters: the backend of each interpreter, by its path.
-        bases: directories of base models.
-        seconds: how long to wait for the grant.
+    setup: what the grant is asked for.
+    devices: how many GPUs config.yaml says of a node, by its name.
+    interpreters: the backend of each interpreter, by its path.
+    bases: directories of base models.
+    seconds: how long to wait for the grant.
     """
 
     setup: NodesSetup
@@ -76,7 +74,7 @@ async def _probe(asked: Asked, work: Path) -> None:
     waiting = asyncio.timeout(asked.seconds)
     began = time.monotonic()
     try:
-        async with waiting, taken(asked.setup, "doctor", work, work) as grant:
+        async with waiting, hold_nodes(asked.setup, "doctor", work, work) as grant:
             waiting.reschedule(None)
             words = ", ".join(node.name for node in grant.hosts)
             _say(InterpreterFinding("grant", True, f"{words} after {time.monotonic() - began:.1f} s"))
@@ -85,15 +83,14 @@ async def _probe(asked: Asked, work: Path) -> None:
     except TimeoutError:
         said = msgspec.json.decode((work / GRANT).read_bytes(), type=GrantStatus).words
         hint = "What is lacking stands there; an agent that cannot start says so as well."
-        _say(
-            InterpreterFinding("grant", False, f"nothing in {asked.seconds:.0f} s: {said or 'no word'}", hint)
-        )
+        words = f"nothing in {asked.seconds:.0f} s: {said or 'no word'}"
+        _say(InterpreterFinding("grant", False, words, hint))
     except LoradError as error:
         _say(InterpreterFinding("grant", False, error.message, error.hint))
 
 
 async def _look_at(node: Node, asked: Asked, work: Path) -> None:
-    """Look around on a node, and print what was found. Raises PoolLost when the node is lost meanwhile."""
+    """Print what is found on a node. Raises PoolLost when the node is lost meanwhile."""
     log = work / f"{node.name}.log"
     places = json.dumps({"interpreters": [*asked.interpreters], "bases": asked.bases})
     child = node.child("look", [node.python, "-c", _LOOK, places], {}, log=log, files={})
@@ -103,11 +100,8 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     try:
         answer = msgspec.json.decode(lines[-1] if lines else "", type=_ProbedNode)
     except msgspec.MsgspecError:
-        _say(
-            InterpreterFinding(
-                node.name, False, f"the look {how}: {lines[-1] if lines else 'it said nothing'}"
-            )
-        )
+        words = f"the look {how}: {lines[-1] if lines else 'it said nothing'}"
+        _say(InterpreterFinding(node.name, False, words))
         return
     for finding in _findings(node, asked, answer):
         _say(finding)
@@ -121,7 +115,7 @@ async def _look_at(node: Node, asked: Asked, work: Path) -> None:
     words = f"{size(_PUT_BYTES)} arrived whole in {seconds:.2f} s"
     _say(InterpreterFinding(node.name, True, words))
     tiny = resolve("builtin:tiny")
-    is_same = await node.weights(tiny, None) == weights_sha256(tiny)
+    is_same = await node.weights(tiny) == weights_sha256(tiny)
     hint = "Install the same lorad there, at the same path: cluster.node_python."
     _say(InterpreterFinding(node.name, is_same, "builtin:tiny has the weights of this machine's", hint))
 
@@ -140,9 +134,8 @@ def _findings(node: Node, asked: Asked, seen: _ProbedNode) -> Iterator[Interpret
         yield InterpreterFinding(node.name, version is not None, words, hint)
     for path, is_there in seen.bases.items():
         words = f"{path} is {'there' if is_there else 'missing'}"
-        yield InterpreterFinding(
-            node.name, is_there, words, "Runs on that base need it on every node, at this path."
-        )
+        hint = "Runs on that base need it on every node, at this path."
+        yield InterpreterFinding(node.name, is_there, words, hint)
 
 
 def _say(finding: InterpreterFinding) -> None:

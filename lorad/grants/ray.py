@@ -1,4 +1,4 @@
-"""The nodes of one life of a pool, from Ray: `python -P -m lorad.grants.ray GRANT_JSON`.
+"""Get the nodes of one life of a pool from Ray: `python -P -m lorad.grants.ray GRANT_JSON`.
 
 The only module that imports Ray. It runs in an interpreter that has the cluster's own version of Ray, and of
 lorad needs nothing but this file and `ray_token`: standard library and Ray. It speaks the JSON lines of
@@ -68,7 +68,6 @@ class _PoolConnection:
                 raise _Over from None
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises _Over."""
         if self.is_over.wait(seconds):
             raise _Over
 
@@ -100,9 +99,8 @@ class _Agent:
 
     def start(self, argv: list[str], first_line: str) -> _Json:
         """Start the agent; returns its line, or `error`."""
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "CUDA_VISIBLE"))
-        }
+        hidden = ("RAY_", "CUDA_VISIBLE")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
         try:
             process = subprocess.Popen(
                 argv,
@@ -111,7 +109,7 @@ class _Agent:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env=kept,
+                env=environment,
                 cwd="/",
                 start_new_session=True,  # it sees the end of stdin, whatever ends the actor
             )
@@ -153,8 +151,8 @@ def main() -> int:
     try:
         _connect(pool, request)
         signal.signal(signal.SIGTERM, lambda *_: pool.is_over.set())  # in place of Ray's
-        group = _placed(pool, request)
-        nodes = _begun(request, group, list(range(_count(request["setup"]))), _START_SECONDS)
+        group = _wait_for_group(pool, request)
+        nodes = _start_agents(request, group, list(range(_count(request["setup"]))), _START_SECONDS)
         pool.say("Granted", nodes=[node["granted"] for node in nodes])
         _follow(pool, request, group, nodes)
     except _Over:
@@ -199,17 +197,15 @@ def _connect(pool: _PoolConnection, request: _Json) -> None:
 
 
 def _count(setup: _Json) -> int:
-    """Count the nodes that are asked for."""
     nodes: int = setup["nodes"] + setup.get("rollout_nodes", 0)
     return nodes
 
 
-def _placed(pool: _PoolConnection, request: _Json) -> Any:
+def _wait_for_group(pool: _PoolConnection, request: _Json) -> Any:
     """Wait for room, saying what is lacking; returns the group. The daemon decides for how long.
 
-    Nodes that had the base and have room are tried first, for as long as a group takes that has room; but
-    not where servers have nodes of their own: a bundle that is bound to a node is on no other when that one
-    dies.
+    Nodes that had the base and have room are tried first, but not where servers have nodes of their own: a
+        bundle that is bound to a node is on no other when that one dies.
     """
     setup = request["setup"]
     if not setup.get("rollout_nodes"):
@@ -273,7 +269,7 @@ def _fitting(setup: _Json) -> list[_Json]:
     ]
 
 
-def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
+def _start_agents(request: _Json, group: Any, bundles: list[int], seconds: float | None) -> list[_Json]:
     """Start an agent in each of these bundles within so many seconds; returns their nodes, sorted by name.
 
     None waits for bundles that Ray has to place again. Raises RefusedError.
@@ -291,7 +287,7 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
             "scheduling_strategy": in_group(group, placement_group_bundle_index=index),
         }
         actors.append(ray.remote(_Agent).options(**options).remote())
-    nodes = _gathered([actor.describe.remote() for actor in actors], seconds)
+    nodes = _answers_of([actor.describe.remote() for actor in actors], seconds)
     for actor, index, node in zip(actors, bundles, nodes, strict=True):
         node.update(actor=actor, index=index)
         if node["uid"] != os.getuid():
@@ -309,7 +305,7 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
         )
         for node in nodes
     ]
-    for node, said in zip(nodes, _gathered(starts, _START_SECONDS), strict=True):
+    for node, said in zip(nodes, _answers_of(starts, _START_SECONDS), strict=True):
         if said.get("kind") == "Refused":
             raise RefusedError(str(said.get("words")), str(said.get("hint", "")))
         if "error" in said:
@@ -321,7 +317,7 @@ def _begun(request: _Json, group: Any, bundles: list[int], seconds: float | None
     return nodes
 
 
-def _gathered(calls: list[Any], seconds: float | None) -> list[_Json]:
+def _answers_of(calls: list[Any], seconds: float | None) -> list[_Json]:
     """Wait for the answers of actors. Raises RefusedError."""
     try:
         answers: list[_Json] = ray.get(calls, timeout=seconds)
@@ -347,10 +343,8 @@ def _name_nodes(seen: list[_Json], group: Any) -> None:
         node["id"] = where[node["index"]]
     names = [node["node"] for node in seen]
     for name in {name for name in names if names.count(name) > 1}:
-        alike = sorted(
-            (node for node in seen if node["node"] == name), key=lambda node: (node["ip"], node["id"])
-        )
-        for number, node in enumerate(alike):
+        alike = [node for node in seen if node["node"] == name]
+        for number, node in enumerate(sorted(alike, key=lambda node: (node["ip"], node["id"]))):
             node["node"] = f"{name}-{number}"
 
 
@@ -377,7 +371,7 @@ def _follow(pool: _PoolConnection, request: _Json, group: Any, nodes: list[_Json
             left -= 1
             is_whole = is_whole and node["node"] not in ranks
             if is_whole:
-                _in_thread(lambda node=node: events.put((_again(request, group, node["index"]), {})))
+                _in_thread(lambda node=node: events.put((_restart_agent(request, group, node["index"]), {})))
         else:
             pool.say("Granted", nodes=[node["granted"]])
             left += 1
@@ -388,11 +382,11 @@ def _in_thread(work: Any) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _again(request: _Json, group: Any, index: int) -> _Json:
+def _restart_agent(request: _Json, group: Any, index: int) -> _Json:
     """Start an agent in a bundle that lost its own, however long that takes."""
     while True:
         try:
-            return _begun(request, group, [index], None)[0]
+            return _start_agents(request, group, [index], None)[0]
         except RefusedError as error:
             print(f"lorad: {error.words}", file=sys.stderr, flush=True)
             time.sleep(_AGAIN_SECONDS)

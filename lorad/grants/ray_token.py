@@ -1,4 +1,4 @@
-"""The first word with a Ray cluster: it answers, and is open to nobody without its token.
+"""Check that a Ray cluster answers, and is open to nobody without its token.
 
 For `lorad.grants.ray`, whose interpreter has the standard library and Ray.
 """
@@ -74,10 +74,7 @@ def reach(pool: _Listener, setup: dict[str, Any], ray: Any) -> str:
 
 
 def _with_token(path: str) -> dict[str, str]:
-    """Return the variables by which Ray finds the token.
-
-    Raises RefusedError for a file that others can read.
-    """
+    """Return the variables by which Ray finds the token. Raises RefusedError for a file others can read."""
     if not path:
         named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & {*os.environ}
         has_token = named or os.path.exists(os.path.expanduser("~/.ray/auth_token"))

@@ -1,4 +1,4 @@
-"""The grant of nodes that the configuration names: `python -P -m lorad.grants.static grant.json`.
+"""Grant nodes that the configuration names: `python -P -m lorad.grants.static grant.json`.
 
 Nobody hands these nodes out but the locks of their GPUs: all that are asked for are taken, or none. Agents
 are started by each node's command, whose stdin is held open as long as the pool lives. A node without ranks
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from lorad.grants.base import LARGER, Pool, read_request, too_small
+from lorad.grants.base import LARGER, Pool, too_small
 from lorad.protocol.nodes import (
     AgentStart,
     Granted,
@@ -38,7 +38,7 @@ class _Never(str):
 
 
 @dataclass(eq=False)
-class _Started:
+class _RunningAgent:
     """Holds an agent, and the process that carries its stdin and stdout."""
 
     node: StaticNode
@@ -69,7 +69,6 @@ class _Started:
             return str(error) or type(error).__name__
 
     async def end(self) -> None:
-        """Close its stdin, and wait until it has ended."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -81,7 +80,7 @@ class _Started:
         await self.process.wait()
 
 
-async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
+async def _try(node: StaticNode, request: GrantRequest) -> _RunningAgent | str:
     """Return a node whose agent runs, or why there is none."""
     argv = [request.setup.python, *request.agent, "--address", node.address, "--name", node.name]
     if node.command and Path(node.command[0]).name == "ssh":  # whose other end is a shell
@@ -92,7 +91,7 @@ async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
         )
     except OSError as error:
         return f"{node.name}: {error}"
-    started = _Started(node, process)
+    started = _RunningAgent(node, process)
     devices = tuple(map(str, range(request.setup.devices)))
     try:
         why = await started.ask(AgentStart(certificate=request.certificate, devices=devices))
@@ -107,11 +106,9 @@ async def _try(node: StaticNode, request: GrantRequest) -> _Started | str:
     return why if why.startswith(f"{node.name}: ") else f"{node.name}: {why}"
 
 
-async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> list[_Started] | str:
-    """Take as many nodes as are asked for, those named first before others; returns them sorted by name. Else
-    take none, and say what is lacking.
-    """
-    taken: list[_Started] = []
+async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> list[_RunningAgent] | str:
+    """Take all nodes that are asked for, sorted by name; or take none, and say what is lacking."""
+    taken: list[_RunningAgent] = []
     lacking: list[str] = []
     try:
         for node in hosts:
@@ -133,22 +130,29 @@ async def _all_or_none(request: GrantRequest, hosts: Sequence[StaticNode]) -> li
     return words if possible >= request.setup.bundles else _Never(words)
 
 
-async def _end(taken: Sequence[_Started]) -> None:
+async def _end(taken: Sequence[_RunningAgent]) -> None:
     await asyncio.gather(*(started.end() for started in taken))
 
 
 class _Holding:
-    """Holds the nodes of one grant; `hosts` may be taken, and are tried in this order."""
+    """Holds the nodes of one grant, which it tries in the order of the request."""
 
-    def __init__(self, request: GrantRequest, pool: Pool, hosts: Sequence[StaticNode]) -> None:
+    def __init__(self, request: GrantRequest, pool: Pool) -> None:
         self._request = request
         self._pool = pool
-        self._hosts = hosts
-        self._taken: list[_Started] = []
+        self._hosts = [host for host in request.setup.hosts if host.devices >= request.setup.devices]
+        self._taken: list[_RunningAgent] = []
         self._choosing = asyncio.Lock()
 
     async def hold(self) -> None:
         """Take nodes, and hold them for ever; returns at once where too few of them are large enough."""
+        setup = self._request.setup
+        if len(self._hosts) < setup.bundles:
+            each = f" with {setup.devices} GPUs each" if setup.devices else ""
+            words = f"{setup.bundles} nodes{each} are asked for, but cluster.nodes has {len(self._hosts)}"
+            advice = "Name more nodes there, or ask for fewer: resources.nodes."
+            await self._pool.say(Refused(words, advice))
+            return
         while isinstance(taken := await _all_or_none(self._request, self._hosts), str):
             if isinstance(taken, _Never):
                 await self._pool.say(Refused(str(taken), LARGER))
@@ -160,11 +164,11 @@ class _Holding:
             await self._pool.say(Granted(tuple(started.granted for started in taken if started.granted)))
             async with asyncio.TaskGroup() as group:
                 for place, started in enumerate(taken):
-                    group.create_task(self._follow(started, is_elastic=place >= self._request.setup.nodes))
+                    group.create_task(self._follow(started, is_elastic=place >= setup.nodes))
         finally:
             await _end(self._taken)
 
-    async def _follow(self, started: _Started, *, is_elastic: bool) -> None:
+    async def _follow(self, started: _RunningAgent, *, is_elastic: bool) -> None:
         """Say when a node is lost; an elastic one has no ranks, and another may take its place."""
         while True:
             code = await started.process.wait()
@@ -172,38 +176,26 @@ class _Holding:
             await self._pool.say(LostNode(started.node.name, f"its agent exited with code {code}"))
             if not is_elastic:
                 return
-            started = await self._another()
+            started = await self._take_another()
             if started.granted is not None:
                 await self._pool.say(Granted((started.granted,)))
 
-    async def _another(self) -> _Started:
+    async def _take_another(self) -> _RunningAgent:
         """Take any node that is not taken, the same one included."""
         while True:
             async with self._choosing:
                 names = {started.node.name for started in self._taken}
                 for node in self._hosts:
                     started = None if node.name in names else await _try(node, self._request)
-                    if isinstance(started, _Started):
+                    if isinstance(started, _RunningAgent):
                         self._taken.append(started)
                         return started
             await asyncio.sleep(_AGAIN_SECONDS)
 
 
-async def _hold(request: GrantRequest, pool: Pool) -> None:
-    devices = request.setup.devices
-    hosts = [host for host in request.setup.hosts if host.devices >= devices]
-    if len(hosts) >= request.setup.bundles:
-        await _Holding(request, pool, hosts).hold()
-        return
-    each = f" with {devices} GPUs each" if devices else ""
-    words = f"{request.setup.bundles} nodes{each} are asked for, but cluster.nodes has {len(hosts)}"
-    await pool.say(Refused(words, "Name more nodes there, or ask for fewer: resources.nodes."))
-
-
-async def main() -> int:
-    request = read_request(Path(sys.argv[1]))
+async def main(request: GrantRequest) -> int:
     pool = await Pool.connect(request)
-    holding = asyncio.create_task(_hold(request, pool))
+    holding = asyncio.create_task(_Holding(request, pool).hold())
     gone = asyncio.create_task(pool.gone())
     await asyncio.wait({holding, gone}, return_when=asyncio.FIRST_COMPLETED)
     if not gone.done():
@@ -215,4 +207,5 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    asked = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=GrantRequest)
+    sys.exit(asyncio.run(main(asked)))

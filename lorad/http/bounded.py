@@ -1,7 +1,6 @@
 """Bounds what HTTP connections cost: each has its deadlines, and each user may have a number of them.
 
-aiohttp waits for ever for the first byte of a request, for the rest of its head, and for a reader that does
-not read.
+aiohttp waits for ever for the head of a request, and for a reader that does not read.
 """
 
 import asyncio
@@ -46,23 +45,26 @@ class Doorkeeper:
     def __call__(self) -> RequestHandler:
         return _Guarded(self)
 
-    def let_in(self, guarded: "_Guarded", uid: int | None) -> str:
-        """Count a connection of a user, and say why it is refused; "" when it is not."""
+    def let_in(self, guarded: "_Guarded", uid: int | None) -> tuple[str, bool]:
+        """Count a connection of a user; return why it is refused, "" if it is not, and whether at once.
+
+        At once is for users who keep opening connections after being refused.
+        """
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(LOOK, self._look)
         self._connections[guarded] = uid
         self._counts[uid] += 1
-        if self._counts[uid] > (most := self.most(uid)):
-            return f"{most} connections are open already" + ("" if uid is None else f" for uid {uid}")
-        return f"{self._most} connections are open already" if len(self._connections) > self._most else ""
+        most = self.most(uid)
+        count = self._counts[uid]
+        total = len(self._connections)
+        refusal = f"{self._most} connections are open already" if total > self._most else ""
+        if count > most:
+            refusal = f"{most} connections are open already" + ("" if uid is None else f" for uid {uid}")
+        return refusal, bool(refusal) and (count > 2 * most or total > self._most * 9 // 8)
 
     def most(self, uid: int | None) -> int:
-        """Return how many connections a user may have.
-
-        uid: None where the kernel does not know the user, as on other machines: strangers leave room for
-        users whom it knows.
-        """
+        """Return how many connections a user may have; None is a user whom the kernel does not know."""
         if uid is None:
             return min(self.bounds.of_own, self._most // 3)
         return self.bounds.of_own if uid == os.getuid() else self.bounds.of_one
@@ -71,10 +73,6 @@ class Doorkeeper:
         if guarded in self._connections:
             self._counts[self._connections.pop(guarded)] -= 1
             self._counts += Counter()  # forget who has none
-
-    def is_flooded(self, uid: int | None) -> bool:
-        """Check for a user who keeps opening connections after being refused."""
-        return self._counts[uid] > 2 * self.most(uid) or len(self._connections) > self._most * 9 // 8
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -181,9 +179,9 @@ class _Guarded(RequestHandler):
         uid = None
         if peer is not None:
             uid = uid_of(peer) if peer.family == socket.AF_UNIX else uid_behind(peer)
-        self._refusal = self._door.let_in(self, uid)
+        self._refusal, is_flood = self._door.let_in(self, uid)
         super().connection_made(transport)
-        if self._refusal and self._door.is_flooded(uid):
+        if is_flood:
             self._door.let_go(self)  # now, or a flood of strangers would take the room of the next user
             self._drop()
 
@@ -251,7 +249,6 @@ class _Guarded(RequestHandler):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is under way."""
         return self._current_request is not None or bool(self._messages)
 
     def _drop(self, status: int = 0, error: LoradError | None = None) -> None:

@@ -45,9 +45,8 @@ def session_over(
 ) -> aiohttp.ClientSession:
     """Make a session with the process behind a Unix socket, whose answers it neither unpacks nor remembers.
 
-    Args:
-        uid: Whose process it has to be; None: anybody's.
-        limit: How many requests may be under way; 0: any number.
+    uid: the user whose process it has to be; None for anybody's.
+    limit: how many requests may be under way; 0 for any number.
     """
     return aiohttp.ClientSession(
         connector=_Connector(path, uid, limit),
@@ -86,7 +85,7 @@ class DaemonClient:
         await self._session.close()
 
 
-class Remembered(Generic[T]):
+class AnswerCache(Generic[T]):
     """Remembers the daemon's answers about names while they are fresh, longer while the daemon is away."""
 
     def __init__(self) -> None:
@@ -100,13 +99,7 @@ class Remembered(Generic[T]):
             self._answers.popitem(last=False)
 
     async def get(self, name: str, ask: Callable[[], Awaitable[T]], fits: Callable[[T], bool]) -> T:
-        """Return what is remembered of a name, or else what the daemon says now.
-
-        Args:
-            fits: Says whether an earlier answer counts.
-
-        Raises what `ask` raises.
-        """
+        """Return a remembered answer that `fits`, or what the daemon says now. Raises what `ask` raises."""
         answer, asked_at = self._answers.get(name, (None, 0.0))
         if answer is None or not fits(answer):
             return await ask()

@@ -1,4 +1,4 @@
-"""A front of services that run as their users: it passes each request on to the process of one user."""
+"""The front of services that run as their users: it passes each request on to one user's process."""
 
 import asyncio
 import contextlib
@@ -36,9 +36,8 @@ class Owners:
     def __init__(self, what: str, socket_of: Callable[[int], Path]) -> None:
         """Begin with no connection.
 
-        Args:
-            what: What the processes are, in messages.
-            socket_of: Says where the process of a user answers.
+        what: what the processes are, in messages.
+        socket_of: says where the process of a user answers.
         """
         self._what = what
         self._socket_of = socket_of
@@ -46,7 +45,7 @@ class Owners:
         self._waking: dict[int, asyncio.Task[None]] = {}
 
     @contextlib.asynccontextmanager
-    async def asked(
+    async def ask(
         self,
         uid: int,
         wake: _Wake,
@@ -58,9 +57,8 @@ class Owners:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the answer as it comes; leaving early closes the connection and ends the request there.
 
-        Args:
-            wake: Has the daemon start the process, where it is not up.
-            path: The path as it came, with its query.
+        wake: has the daemon start the process, where it is not up.
+        path: the path as it came, with its query.
 
         Raises PoolLost if it is not up or went away, and what `wake` raises.
         """
@@ -124,10 +122,9 @@ async def pass_on(
 ) -> web.StreamResponse:
     """Send an answer on, byte for byte, as it comes; one that breaks off breaks off for the client, too.
 
-    Args:
-        names: The headers that are sent on, too.
-        content_type: What to say of the answer, whatever its own headers say.
-        last_words: What to send behind an answer that broke off, which then ends as a whole one does.
+    names: the headers that are sent on, too.
+    content_type: what to say of the answer, whatever its own headers say.
+    last_words: what to send behind an answer that broke off, which then ends as a whole one does.
     """
     headers = {name: answer.headers[name] for name in names if name in answer.headers}
     response = web.StreamResponse(status=answer.status, headers=headers)
@@ -153,11 +150,7 @@ async def pass_on(
 
 
 def requests_at_once(most: int) -> int:
-    """Return for how many requests there are file descriptors, after raising their limit as far as allowed.
-
-    Args:
-        most: The largest number to return.
-    """
+    """Return for how many requests, `most` at most, there are file descriptors once their limit is raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if files > soft:

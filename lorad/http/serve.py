@@ -27,9 +27,8 @@ _PORT_SECONDS = 5.0  # between two tries to have a port that somebody else has
 class SocketFile:
     """Where a Unix socket is to be, for as long as it is served.
 
-    Attributes:
-        mode: Who may connect; by default its owner and root.
-        advice: How to end a process that answers there already.
+    mode: who may connect; by default its owner and root.
+    advice: how to end a process that answers there already.
     """
 
     path: Path
@@ -54,12 +53,11 @@ async def serve(
 
     Compressed bodies stay packed: a kilobyte of gzip can be a gigabyte.
 
-    Args:
-        listeners: Unix sockets, bound sockets of the loopback, and numbers of its ports, or None; a port
-            that somebody else has is tried again and again, and the others work meanwhile.
-        name: What serves, for the log.
-        goodbye: Seconds for requests under way to end.
-        ends_with_client: A handler is cancelled when its client leaves.
+    listeners: unix sockets, bound sockets of the loopback, and numbers of its ports, or None; a port that
+        somebody else has is tried again and again, and the others work meanwhile.
+    name: what serves, for the log.
+    goodbye: seconds for requests under way to end.
+    ends_with_client: a handler is cancelled when its client leaves.
 
     Raises Conflict when another process answers on one of the Unix sockets.
     """
@@ -108,10 +106,7 @@ async def serve(
 
 
 def peer_uid(request: web.Request) -> int | None:
-    """Return the user of the process that asks over a Unix socket, as the kernel saw it connect.
-
-    Returns None where it came by a port, or its connection is gone.
-    """
+    """Return the user who asks over a Unix socket, as the kernel saw it connect; None over a port."""
     peer: socket.socket | None = request.transport.get_extra_info("socket") if request.transport else None
     return uid_of(peer) if peer is not None and peer.family == socket.AF_UNIX else None
 

@@ -24,12 +24,11 @@ Service = AbstractAsyncContextManager[object]
 
 
 def run_service(name: str, module: str, service_of: Callable[[Home, str], Service]) -> int:
-    """Run the service that the command line names, and return the exit code; 1: it could not start.
+    """Run the service that the command line names, and return the exit code; 1 where it could not start.
 
-    Args:
-        name: What the service is, in messages.
-        service_of: Makes the service of a home, and imports what that needs. Where several users share the
-            home, the role is "front" for the service that all ask, or "owner" for this user's own.
+    name: the name of the service in messages.
+    service_of: makes the service of a home, and imports its modules. Where several users share the home, the
+        role is "front" for the service that all ask, or "owner" for this user's own.
     """
     home, role = [*sys.argv[1:], ""][:2] if len(sys.argv) in (2, 3) else ("", "?")
     if role not in _ROLES:

@@ -1,4 +1,4 @@
-"""A limit of a backend, and what is asked of it."""
+"""A limit of a backend, and the setup that it judges."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,12 +12,11 @@ from lorad.models.facts import ModelFacts
 class BackendSetup(Struct, frozen=True, kw_only=True):
     """A trainer and an engine as a run asks for them, as far as that is known yet.
 
-    Attributes:
-        trainer, engine: the names of the backends.
-        rank: the adapter's, or 0.
-        args: `trainer.backend_args`.
-        mode: `pool.mode`.
-        dtype: the numbers of the base.
+    trainer, engine: the names of the backends.
+    rank: the adapter's, or 0.
+    args: `trainer.backend_args`.
+    mode: `pool.mode`.
+    dtype: the numbers of the base.
     """
 
     trainer: str = "builtin"
@@ -42,10 +41,9 @@ class BackendSetup(Struct, frozen=True, kw_only=True):
 class BackendLimit(NamedTuple):
     """Something that a backend cannot do.
 
-    Attributes:
-        key: the key of the spec to blame.
-        breaks: returns what is wrong with a setup, or something false, also where too little is known yet.
-        why, hint: the words of the error, with `{s}` for the setup and `{it}` for what `breaks` returned.
+    key: the key of the spec to blame.
+    breaks: returns what is wrong with a setup, or something false, also where too little is known yet.
+    why, hint: the words of the error, with `{s}` for the setup and `{it}` for what `breaks` returned.
     """
 
     key: str

@@ -51,6 +51,13 @@ def _refusal(server: ServerKind, s: BackendSetup) -> str:
     return reasons.get(s.model.model_type, "")
 
 
+_ROUNDED = BackendLimit(
+    key="model.quantize",
+    breaks=lambda s: s.quantize,
+    why="{it}, but {s.engine} reads the checkpoint itself and would sample from other weights than the "
+    "trainer trains on",
+    hint="Use rollout.backend: builtin, or leave it out.",
+)
 _ANY = (
     BackendLimit(
         key="pool.mode",
@@ -83,13 +90,7 @@ _OF_TRANSFORMERS = (
         why="fused is one base for trainer and engine, which {s.trainer} and {s.engine} do not share",
         hint="Leave it out (auto), set it to resident, or use trainer.backend: fsdp.",
     ),
-    BackendLimit(
-        key="model.quantize",
-        breaks=lambda s: s.quantize,
-        why="{it}, but {s.engine} reads the checkpoint itself and would sample from other weights than the "
-        "trainer trains on",
-        hint="Use rollout.backend: builtin, or leave it out.",
-    ),
+    _ROUNDED,
 )
 _ANY_SERVER = (
     BackendLimit(
@@ -98,13 +99,7 @@ _ANY_SERVER = (
         why="fused is one process for trainer and engine, but {s.engine} is a server of its own",
         hint="Leave it out (auto), or set it to resident or timesliced.",
     ),
-    BackendLimit(
-        key="model.quantize",
-        breaks=lambda s: s.quantize,
-        why="{it}, but {s.engine} reads the checkpoint itself and would sample from other weights than the "
-        "trainer trains on",
-        hint="Use rollout.backend: builtin, or leave it out.",
-    ),
+    _ROUNDED,
     BackendLimit(
         key="rollout.backend",
         breaks=_foreign_model,

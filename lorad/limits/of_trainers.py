@@ -26,9 +26,12 @@ _LEAVE_EXPERTS = 'with lora.exclude_modules: ["*.experts.*"]'
 def own_fields(s: Any, dtype: object, *, pads: bool) -> dict[str, object]:
     """Return the fields of Megatron's configuration that lorad decides.
 
-    No dropout but the adapter's, no loss but the run's, gradients that autograd keeps, and routers
-    whose choice can be replaced. s: a BackendSetup, or a BodySettings, which says the same. dtype: torch's,
-    of weights and of what stages send. pads: whether the vocabulary has to be padded.
+    No dropout but the adapter's, no loss but the run's, gradients that autograd keeps, and routers whose
+    choice can be replaced.
+
+    s: a BackendSetup, or a BodySettings, which says the same.
+    dtype: torch's, of weights and of what stages send.
+    pads: whether the vocabulary has to be padded.
     """
     return {
         "tensor_model_parallel_size": s.tp,

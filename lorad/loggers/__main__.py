@@ -1,7 +1,7 @@
-"""Write figures of the runs in `DIRECTORY/table.json` to their loggers: `python -m lorad.loggers DIRECTORY`.
+"""Writes figures of the runs in `DIRECTORY/table.json` to their loggers: `python -m lorad.loggers DIRECTORY`.
 
-It runs until SIGTERM, and says in `state.json`, in the directory named second or in the same one, how far it
-is. Exit code 1: it could not start.
+It runs until SIGTERM, and writes to `state.json`, in DIRECTORY or a second one, how far it is. It exits with
+1 when it could not start.
 """
 
 import logging
@@ -29,7 +29,7 @@ _STOP_SECONDS = 20.0  # for sinks to finish what they write; the next life repea
 
 
 class _Process:
-    """Has the sinks, and writes how far they are."""
+    """The sinks of all loggers."""
 
     def __init__(self, table: Path, state: Path) -> None:
         self._table_path = table
@@ -39,9 +39,9 @@ class _Process:
         self._sinks: dict[str, Sink] = {}
 
     def look(self) -> None:
-        """Give each run of the table to the sinks of its loggers, and say how far they are.
+        """Give each run of the table to the sinks of its loggers, and write how far they are.
 
-        A file that cannot be read or written waits.
+        A file that cannot be read or written is tried again with the next call.
         """
         try:
             table = read_table(self._table_path, LoggersTable)

@@ -31,12 +31,12 @@ class LoggerChoice(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The name of its cursor: other settings mean another place, to which everything is written."""
+        """Return the name of its cursor, which differs with the settings: all is written to another place."""
         return f"{self.name}-{zlib.crc32(msgspec.json.encode(self.settings, order='sorted')):08x}"
 
 
 def choices(loggers: list[Any]) -> list[LoggerChoice]:
-    """Read `loggers`. Raises SpecError for an entry that is neither a name nor a mapping."""
+    """Read `loggers`. Raises SpecError for an entry that is neither a name nor a mapping of one."""
     read = []
     for number, entry in enumerate(loggers):
         if isinstance(entry, str):
@@ -56,7 +56,7 @@ def refuse_unfit(loggers: list[Any]) -> None:
     """Raise SpecError, by key, for a logger that is unknown, not installed, or has wrong settings or keys."""
     for number, choice in enumerate(choices(loggers)):
         try:
-            kind = _type_of(choice.name)
+            kind = type_of(choice.name)
             settings = _settings(kind, choice)
             for field in msgspec.structs.fields(settings):
                 path = getattr(settings, field.name)
@@ -72,13 +72,8 @@ def refuse_unfit(loggers: list[Any]) -> None:
 
 def make(choice: LoggerChoice, run: LoggedRun) -> Logger:
     """Make the logger of a run. Raises SpecError."""
-    kind = _type_of(choice.name)
+    kind = type_of(choice.name)
     return kind(run, _settings(kind, choice))
-
-
-def place_of(name: str) -> str:
-    """Return the setting that says where a logger writes; "" where none does. Raises SpecError."""
-    return _type_of(name).place
 
 
 def names() -> list[str]:
@@ -86,8 +81,8 @@ def names() -> list[str]:
     return sorted({*_BUILTIN, *(point.name for point in importlib.metadata.entry_points(group=GROUP))})
 
 
-def _type_of(name: str) -> type[Logger]:
-    """Find a logger that can be used here. Raises SpecError."""
+def type_of(name: str) -> type[Logger]:
+    """Return the class of a logger. Raises SpecError unless it can be used on this machine."""
     if place := _BUILTIN.get(name):
         module, _, attribute = place.partition(":")
         kind = getattr(importlib.import_module(module), attribute)

@@ -1,6 +1,6 @@
-"""Keeps how far a logger has written a journal, in a small file beside the journal for each run and logger.
+"""Keeps how far a logger has written a journal, in a small file for each run and logger.
 
-The logger is flushed first, then the cursor moves, and only to where a step or a segment begins: so all
+The logger is flushed first, then the cursor moves, and only to the beginning of a step or a segment: so all
 figures of a step are put again, whatever dies in between.
 """
 
@@ -18,23 +18,14 @@ _BYTES = 4096
 
 
 class Cursor(Struct, frozen=True):
-    """Where the next life begins.
-
-    Attributes:
-        offset: The place in the journal, in bytes.
-        segment: The number of the segment that begins or continues there.
-        step: The last step before it; -1 is none.
-        segment_offset: Where the segment begins in the journal.
-        segment_after: The step that the segment continues.
-        done: The offset up to which everything is written and closed; 0 before that.
-    """
+    """The place in the journal, in bytes, at which the next life begins."""
 
     offset: int = 0
-    segment: int = 0
-    step: int = -1
-    segment_offset: int = 0
-    segment_after: int = -1
-    done: int = 0
+    segment: int = 0  # its number
+    step: int = -1  # the last one before; -1: none
+    segment_offset: int = 0  # where the segment begins
+    segment_after: int = -1  # the step from which the segment continues
+    done: int = 0  # the offset up to which everything is written and closed; 0 before that
 
 
 class CursorFile:
@@ -64,7 +55,7 @@ class CursorFile:
         self._lock = lock
 
     def load(self) -> Cursor:
-        """Read the cursor; return the beginning where it cannot be read, so that all is written again."""
+        """Read the cursor; one that cannot be read is the beginning, so that all is written again."""
         try:
             return msgspec.json.decode(read_file(self.path, _BYTES), type=Cursor)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -8,31 +8,26 @@ from typing import Any
 
 from lorad.box.paths import RunDir
 from lorad.errors import NotFound, SpecError
-from lorad.loggers.choose import LoggerChoice, make, place_of, refuse_unfit
+from lorad.loggers.choose import LoggerChoice, make, refuse_unfit, type_of
 from lorad.loggers.cursor import Cursor, CursorFile
 from lorad.loggers.follow import Follower
 from lorad.loggers.sink import logged_run
 
 
 def chosen(name: str, place: str | None, settings: dict[str, Any]) -> LoggerChoice:
-    """Choose a logger.
-
-    Args:
-        place: Its directory or address.
-
-    Raises SpecError, as the preflight does.
-    """
+    """Choose a logger; `place` is a directory or an address. Raises SpecError, as the preflight does."""
     if place is not None:
-        if not (key := place_of(name)):
+        if not (key := type_of(name).place):
             raise SpecError(f"{name} takes no place", hint="Give its settings with --set KEY=VALUE.")
-        is_path = "dir" in key
-        settings = {**settings, key: os.path.abspath(Path(place).expanduser()) if is_path else place}
+        if "dir" in key:
+            place = os.path.abspath(Path(place).expanduser())
+        settings = {**settings, key: place}
     refuse_unfit([{name: settings}])
     return LoggerChoice(name, settings)
 
 
 def write_all(directory: RunDir, choice: LoggerChoice, files: Path) -> None:
-    """Write what survives of a run, from the beginning.
+    """Write a run's lineage from the beginning.
 
     Raises NotFound where nothing was journaled, Conflict while a process follows the run for the same place,
     and what the logger raises.

@@ -1,4 +1,4 @@
-"""Follows one journal for one logger, and writes exactly what survives of it, whoever dies when.
+"""Follows one journal for one logger, and writes exactly its lineage, whoever dies when.
 
 A `rewind` that takes steps back ends a segment: the next one continues the lineage from an earlier step.
 """
@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from lorad.files import open_file
 from lorad.loggers.cursor import Cursor, CursorFile
-from lorad.loggers.logger import Logger, Point, Segment
+from lorad.loggers.logger import Logger, Point, Segment, flattened
 from lorad.loggers.markdown import as_markdown
 from lorad.protocol.journal import Place, Record, read, read_on
 
@@ -23,11 +22,7 @@ _OF_EVAL = ("score", "nll", "accuracy")  # facts of an evaluation that have a cu
 
 
 class Follower:
-    """Brings one logger up to date with one journal, again and again.
-
-    Args:
-        flush_every: Points after which the cursor moves while there is more to read.
-    """
+    """Brings one logger up to date with one journal; the cursor moves after `flush_every` points at most."""
 
     def __init__(
         self, journal: Path, make: Callable[[], Logger], file: CursorFile, *, flush_every: int = 256
@@ -43,10 +38,7 @@ class Follower:
         self._unflushed = 0  # points
 
     def catch_up(self, *, is_over: bool = False) -> None:
-        """Write what is new.
-
-        Args:
-            is_over: No attempt works on the run, so that its logger may be closed.
+        """Write what is new; close the logger of a run that is over, which no attempt works on.
 
         Raises what the logger raises, OSError, Conflict: call `drop` then, and this again later.
         """
@@ -109,7 +101,7 @@ class Follower:
         logger.begin(Segment(at.segment, at.segment_after), at.step)
 
     def _take(self, record: Record, offset: int) -> None:
-        """Put the figures of a record; a rewind to a step before the last one begins another segment."""
+        """Put a record's figures; a rewind to a step before the last begins another segment."""
         if record.kind == "rewind" and record.data["to"] < self._reached:
             to = record.data["to"]
             self._opened.flush()
@@ -150,7 +142,7 @@ class Follower:
 def values(record: Record) -> dict[str, float]:
     """Return the figures of a record of kind `step` or `eval`, by name.
 
-    A metric of a step that was not finite, which is null in the journal, is NaN.
+    A metric of a step is NaN where it was not finite, which is null in the journal.
     """
     if record.kind == "step":
         metrics = record.data["metrics"].items()
@@ -159,13 +151,5 @@ def values(record: Record) -> dict[str, float]:
     figures = {key: record.data.get(key) for key in _OF_EVAL}
     for name, scored in record.data.get("sets", {}).items():
         figures[name] = {"score": scored["score"], **scored["passed"]}
-    return dict(_flat("eval", figures))
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, float]]:
-    """List the numbers in a mapping, however deep; other values are left out."""
-    if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _flat(f"{name}/{key}", inner)]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return []
-    return [(name, float(value))]
+    numbers = flattened("eval", figures, "/")
+    return {name: float(value) for name, value in numbers if type(value) in (int, float)}

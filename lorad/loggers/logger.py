@@ -24,9 +24,9 @@ class LoggedRun(Struct, frozen=True):
     """The run whose figures are written.
 
     Attributes:
-        born: Unix time of the journal's first record. Name and `born` together identify a run: the name of a
+        born: Unix time of the journal's first record. With the name it identifies a run: the name of a
             removed run may be used again.
-        directory: Where loggers put files whose place nobody chose.
+        directory: The directory for files of loggers whose settings name none.
         spec: The resolved spec.
     """
 
@@ -37,31 +37,19 @@ class LoggedRun(Struct, frozen=True):
 
 
 class Segment(Struct, frozen=True):
-    """A part of the journal within which steps only grow. A resume from an earlier step begins another one.
+    """A part of the journal within which steps only grow. A resume from an earlier step begins another."""
 
-    Attributes:
-        number: 0 for the first.
-        after: The step that the run was taken back to when the segment began; -1 is before everything.
-    """
-
-    number: int
-    after: int
+    number: int  # from 0
+    after: int  # the step from which it continues; -1: before everything
 
 
 class Point(Struct, frozen=True):
-    """The figures of one record.
+    """The figures of one record."""
 
-    Attributes:
-        step: The number of optimizer steps done.
-        at: Unix time of the record.
-        values: Figures by name, `train/reward` or `eval/score`. A figure that was not finite is NaN.
-        texts: Samples by name, `samples/1`, as Markdown; as many as the logger takes.
-    """
-
-    step: int
-    at: float
-    values: dict[str, float]
-    texts: dict[str, str] = {}
+    step: int  # optimizer steps done
+    at: float  # in Unix seconds
+    values: dict[str, float]  # by name, `train/reward` or `eval/score`; NaN for one that was not finite
+    texts: dict[str, str] = {}  # samples as Markdown, `samples/1`, as many as the logger takes
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,9 +67,9 @@ class Logger(ABC):
         settings_type: The struct of its settings.
         modules: The modules that have to be importable.
         extra: The extra of lorad that installs these.
-        place: The setting that says where, for `lorad log-metrics RUN PLACE`.
-        whole_segments: A life begins with the first step of a segment, not with the last step that was
-            written.
+        place: The setting with its directory or address, for `lorad log-metrics RUN PLACE`.
+        whole_segments: Whether a life begins with a segment, not with the last step that was written.
+        samples: How many samples of each step it takes as text.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -89,23 +77,16 @@ class Logger(ABC):
     extra: ClassVar[str] = ""
     place: ClassVar[str] = ""
     whole_segments: ClassVar[bool] = False
+    samples: int = 0
 
     def __init__(self, run: LoggedRun, settings: Any) -> None:
         """Open nothing yet. The settings are a `settings_type`."""
         self.run = run
         self.settings = settings
 
-    @property
-    def samples(self) -> int:
-        """How many samples of each step it takes as text."""
-        return 0
-
     @abstractmethod
     def begin(self, segment: Segment, after: int) -> None:
-        """Open a segment, for the first time or again.
-
-        Figures of steps later than `after` are void: they are put again, or were taken back.
-        """
+        """Open a segment, maybe again. Figures after step `after` are void: they are put again or never."""
 
     @abstractmethod
     def put(self, point: Point) -> None:
@@ -113,7 +94,7 @@ class Logger(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Have all points that were put survive the end of this process: the cursor moves after it."""
+        """Make all points survive the end of this process; the cursor moves after it."""
 
     @abstractmethod
     def close(self, reason: str = "") -> None:
@@ -123,3 +104,11 @@ class Logger(ABC):
             reason: How the run ended (`completed`, `failed`), `superseded` when a later segment replaces this
                 one, "" when only this life is over. Unless it is "", nothing was put since `flush`.
         """
+
+
+def flattened(name: str, value: Any, separator: str) -> list[tuple[str, Any]]:
+    """List the values in a mapping, however deep, by their joined keys."""
+    if not isinstance(value, dict):
+        return [(name, value)]
+    named = {f"{name}{separator}{key}".removeprefix(separator): inner for key, inner in value.items()}
+    return [pair for key, inner in named.items() for pair in flattened(key, inner, separator)]

@@ -1,4 +1,4 @@
-"""Writes a line of the samples files as Markdown, in which nothing that a model wrote is markup."""
+"""Writes a line of the samples files as Markdown, without markup by the model."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Writes figures to one place, in a thread of its own: a server that hangs holds up no other.
+"""Writes figures to one place, in a thread of its own: a server that hangs delays no other.
 
-What failed is tried again later and later; no run notices.
+Failures are tried again with growing pauses; no run notices.
 """
 
 import json
@@ -33,17 +33,12 @@ _LONGEST_PAUSE = 300.0
 
 
 class _RunProgress(Struct):
-    """How far one run's journal is written.
-
-    Attributes:
-        size: The journal's bytes when all of it was written; -1 before.
-        pause: Seconds until the next try after a fault; 0 without one.
-    """
+    """How far a run's journal is written."""
 
     follower: Follower | None = None
-    size: int = -1
+    size: int = -1  # of the journal in bytes, when all of it was written
     is_over: bool = False
-    pause: float = 0.0
+    pause: float = 0.0  # seconds from a fault to the next try
     not_before: float = 0.0
     fault: Fault | None = None
 
@@ -77,7 +72,7 @@ class Sink:
         return [each.fault for name, each in progress if each.fault and name in runs]
 
     def is_done(self, run: FollowedRun) -> bool:
-        """Check whether a run that is over is written as a whole."""
+        """Return whether a run that is over is written as a whole."""
         progress = self._progress.get(run.run)
         if progress is None or progress.fault is not None:
             return False
@@ -100,7 +95,7 @@ class Sink:
             self._stop.wait(_POLL_SECONDS)
 
     def _bring_up_to_date(self, run: FollowedRun, progress: _RunProgress) -> None:
-        """Write what is new, unless the journal has no record yet, or a fault was too short ago."""
+        """Write what is new, unless the journal has no record yet, or a fault is too recent."""
         size = _size(run)
         is_same = (size, run.is_over) == (progress.size, progress.is_over)
         if time.monotonic() < progress.not_before or is_same:
@@ -119,8 +114,13 @@ class Sink:
             progress.pause = min(2 * progress.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
             progress.not_before = time.monotonic() + progress.pause
             hint = error.hint if isinstance(error, LoradError) else ""
-            says = _in_words(error)[:LONGEST]  # MLflow quotes the whole answer of its server
-            fault = Fault(run.run, self._choice.name, says, hint)
+            says = ": ".join([type(error).__name__, *filter(str.strip, str(error).splitlines())][:2])
+            if isinstance(error, LoradError):
+                says = error.message
+            elif isinstance(error, OSError) and error.strerror:
+                says = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            # MLflow quotes the whole answer of its server
+            fault = Fault(run.run, self._choice.name, says[:LONGEST], hint)
             if progress.fault != fault:
                 progress.fault = fault
                 log.error("%s of %s: %s", self._choice.name, run.run, fault.says)
@@ -140,10 +140,9 @@ class Sink:
 
 
 def logged_run(directory: RunDir, files: Path) -> LoggedRun | None:
-    """Describe a run by its own files, under the name that it began with, whatever its name is now.
+    """Describe a run by its files, by its first name; return None while the journal has no record.
 
-    The spec is the one of the newest attempt that has one here, {} where none can be read. Returns None while
-    the journal has no record.
+    The spec is that of the newest attempt that has one here; {} where none can be read.
     """
     first = next(read(directory.journal), None)
     if first is None:
@@ -164,12 +163,3 @@ def _size(run: FollowedRun) -> int:
         return RunDir(Path(run.directory)).journal.stat().st_size
     except OSError:
         return 0
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, LoradError):
-        return error.message
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

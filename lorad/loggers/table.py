@@ -1,4 +1,4 @@
-"""What daemon and logger process say to each other: whose journals to follow, what is done, and what fails.
+"""The messages of daemon and logger process: whose journals to follow, what is done, and what fails.
 
 See `lorad/protocol/tables.py`.
 """
@@ -13,40 +13,24 @@ from lorad.protocol.tables import LONGEST
 
 
 class FollowedRun(Struct, frozen=True):
-    """A run with loggers.
-
-    Attributes:
-        directory: Its directory.
-        loggers: `loggers` of its spec.
-        is_over: No attempt works on it now.
-    """
+    """A run with loggers."""
 
     run: str
     directory: str
-    loggers: list[Any]
-    is_over: bool
+    loggers: list[Any]  # as in its spec
+    is_over: bool  # whether no attempt works on it now
 
 
 class LoggersTable(Struct, frozen=True):
-    """The runs whose journals are to be followed.
+    """The runs whose journals are to be followed."""
 
-    Attributes:
-        number: Another number whenever the rest changes.
-        files: The directory for files of loggers that have no directory of their own.
-    """
-
-    number: int = 0
-    files: str = ""
+    number: int = 0  # another one whenever the rest changes
+    files: str = ""  # the directory for files of loggers whose settings name none
     runs: list[FollowedRun] = []
 
 
 class Fault(Struct, frozen=True):
-    """Something that a logger cannot do now, and tries again.
-
-    Attributes:
-        logger: Its name.
-        says: What is wrong, as a sentence.
-    """
+    """A failure of a logger, which it tries again; `says` is a sentence about it."""
 
     run: str
     logger: str
@@ -55,15 +39,10 @@ class Fault(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """What the process has reached.
+    """How far the process is."""
 
-    Attributes:
-        number: The number of the table that it goes by.
-        done: Runs that are over and written as a whole.
-    """
-
-    number: int = 0
-    done: list[str] = []
+    number: int = 0  # of the table that it has read
+    done: list[str] = []  # the runs that are over and written as a whole
     faults: list[Fault] = []
 
 

@@ -1,4 +1,4 @@
-"""All that lorad has on a node: `python -P -m lorad.nodes.agent --life POOL@LIFE --address IP --lease S`.
+"""Serve a pool on a node: `python -P -m lorad.nodes.agent --life POOL@LIFE --address IP --lease S`.
 
 It starts children under guards for the pool of that life, and for nobody else. The first line of stdin is
 `AgentStart`, the only line of stdout `GrantedNode`, or `Refused`. It ends everything and itself when stdin or
@@ -25,25 +25,13 @@ import lorad
 from lorad.box.ran_out import RanOut
 from lorad.children.identity import boot_id
 from lorad.errors import Conflict, LoradError, NotAllowed, StorageError, to_wire
+from lorad.nodes import streams
 from lorad.nodes.certificates import Credentials, check_peer, is_peer
 from lorad.nodes.control import Control
 from lorad.nodes.devices import interface_of, memory_of, take_devices
 from lorad.nodes.messages import LINE, Done, Failed, Files, Hello
 from lorad.nodes.places import Places
 from lorad.nodes.relay import Relay
-from lorad.nodes.streams import (
-    Pair,
-    as_error,
-    inside,
-    list_files,
-    listening,
-    never_hangs,
-    read,
-    receive_files,
-    send_files,
-    splice,
-    write,
-)
 from lorad.protocol.nodes import AgentStart, GrantedNode, Refused
 
 log = logging.getLogger(__name__)
@@ -52,14 +40,11 @@ _HELLO_SECONDS = 10.0
 _GRACE_SECONDS = 3.0  # of children, once the agent ends
 _WORD_SECONDS = 8.0  # without a starter, for the pool to say that it takes its runs away
 _LEAVE_SECONDS = 120.0  # for doing so
-_STARTING_SECONDS = 10.0  # for a child to listen on its socket
 _START_BYTES = 1 << 20
 
 
 class Agent:
-    """Serves the only pool that may call, whose life has this name, and ends when it is silent for a lease
-    (seconds).
-    """
+    """Serves the one pool whose life has this name, and ends when that is silent for `lease` seconds."""
 
     def __init__(self, life: str, lease: float, start: AgentStart, places: Places, name: str) -> None:
         self.life = life
@@ -68,10 +53,10 @@ class Agent:
         self.places = places
         self._name = name
         self.credentials = Credentials(f"lorad node {name}", places.directory)
-        self.context = self.credentials.server(start.certificate)
-        self.control = Control(places.directory, self._trust, self.leaves)
+        self.context = self.credentials.context(start.certificate, is_server=True)
+        self.control = Control(places.directory, self._trust, self.outlive_starter)
         self._peers: set[str] = set()
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._renewed = asyncio.Event()
         self._is_led = self._is_leaving = False
         self._last: asyncio.TimerHandle | None = None
@@ -87,8 +72,8 @@ class Agent:
         seconds = (_LEAVE_SECONDS if self._is_leaving else _WORD_SECONDS) if self._is_led else 0.0
         self._last = asyncio.get_running_loop().call_later(seconds, self.end, "whoever started it is gone")
 
-    def leaves(self) -> None:
-        """Live until the pool lets it go."""
+    def outlive_starter(self) -> None:
+        """Live until the pool lets the agent go."""
         if not self._is_leaving:
             self.leave()
         if self._last:
@@ -96,8 +81,8 @@ class Agent:
             self.orphaned()
 
     def end(self, why: str) -> None:
-        if not self.over.done():
-            self.over.set_result(why)
+        if not self.ending.done():
+            self.ending.set_result(why)
 
     async def watch(self) -> None:
         """End when the pool says nothing for too long."""
@@ -117,15 +102,15 @@ class Agent:
         try:
             if not (passes_on := is_peer(writer, *self._peers)):
                 check_peer(writer, self.start.certificate)
-            never_hangs(writer, self.lease)
+            streams.never_hangs(writer, self.lease)
             async with asyncio.timeout(_HELLO_SECONDS):
-                hello = await read(reader, Hello)
+                hello = await streams.read(reader, Hello)
             if passes_on and hello.kind != "put":
                 raise NotAllowed(f"another agent asked for {hello.kind}")
             try:
                 await self._serve(hello, pair)
             except (LoradError, OSError) as error:
-                await write(writer, Failed(error=to_wire(as_error(error))))
+                await streams.write(writer, Failed(error=to_wire(streams.as_error(error))))
         except (OSError, NotAllowed) as error:
             log.debug("a connection ended: %s", error)
         except asyncio.CancelledError:  # at the end of the agent; asyncio of Python 3.11 would print it
@@ -133,8 +118,8 @@ class Agent:
         finally:
             writer.close()
 
-    async def _serve(self, hello: Hello, pair: Pair) -> None:
-        """Raises LoradError for what is refused."""
+    async def _serve(self, hello: Hello, pair: streams.Pair) -> None:
+        """Do what a connection is for. Raises LoradError for what is refused."""
         if hello.life != self.life:
             raise NotAllowed(
                 f"this agent is of {self.life}, not of {hello.life}", hint="Ask for a node again."
@@ -147,71 +132,71 @@ class Agent:
                 )
             self._is_led = True
             try:
-                await write(pair[1], Done())
+                await streams.write(pair[1], Done())
                 self._renewed.set()
                 await self.control.serve(pair, self._renewed)
             finally:
                 self.end("the pool has closed its connection")
             return
-        path = inside(self.places.directory, hello.name)
+        path = streams.inside(self.places.directory, hello.name)
         if hello.kind == "tunnel":
             server = await asyncio.open_unix_connection(str(path))
-            await write(pair[1], Done())
-            await splice(pair, server)
+            await streams.write(pair[1], Done())
+            await streams.splice(pair, server)
         elif hello.kind == "serve":
             await self._listen(path, pair)
         elif hello.kind == "put":
             await self._put(hello, path, pair)
         else:
-            files = await asyncio.to_thread(list_files, path)
-            await write(pair[1], Files(files=files))
-            await send_files(pair[1], path, files)
+            files = await asyncio.to_thread(streams.list_files, path)
+            await streams.write(pair[1], Files(files=files))
+            await streams.send_files(pair[1], path, files)
 
     def _trust(self, certificates: Iterable[str]) -> None:
         for certificate in set(certificates) - self._peers - {self.credentials.pem}:
             self._peers.add(certificate)
             self.context.load_verify_locations(cadata=certificate)
 
-    async def _put(self, hello: Hello, path: Path, pair: Pair) -> None:
+    async def _put(self, hello: Hello, path: Path, pair: streams.Pair) -> None:
         relay = Relay(self.credentials, self.life, self.lease, hello.to)
-        await write(pair[1], Done())
+        await streams.write(pair[1], Done())
         try:
             await relay.open(hello.name, hello.files)
             try:
-                await receive_files(pair[0], path, hello.files, relay.send)
+                await streams.receive_files(pair[0], path, hello.files, relay.send)
             except StorageError as error:
                 raise StorageError(f"{self._name}: {error.message}", hint=error.hint) from error
             failed = await relay.close()
         finally:
             relay.abort()
-        await write(pair[1], Done(value=str(path), failed=failed))
+        await streams.write(pair[1], Done(value=str(path), failed=failed))
 
-    async def _listen(self, path: Path, pair: Pair) -> None:
+    async def _listen(self, path: Path, pair: streams.Pair) -> None:
         """Join the first caller to the pool; the others are sent away."""
-        caller: asyncio.Future[Pair] = asyncio.get_running_loop().create_future()
+        caller: asyncio.Future[streams.Pair] = asyncio.get_running_loop().create_future()
 
-        def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if caller.done():
                 writer.close()
             else:
                 caller.set_result((reader, writer))
 
-        async with listening(path, called):
+        async with streams.listening(path, accept):
             gone = asyncio.create_task(pair[0].read(1))  # the pool says nothing before
             try:
-                await write(pair[1], Done())
+                await streams.write(pair[1], Done())
                 awaited: set[asyncio.Future[Any]] = {caller, gone}
                 await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 gone.cancel()
                 await asyncio.wait({gone})
         if caller.done():
-            await write(pair[1], Done())
-            await splice(pair, caller.result())
+            await streams.write(pair[1], Done())
+            await streams.splice(pair, caller.result())
 
 
 async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
-    with Places.made() as places:
+    with Places.make() as places:
         agent = Agent(arguments.life, arguments.lease, start, places, arguments.name)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(RanOut())
@@ -235,17 +220,17 @@ async def _run(arguments: argparse.Namespace, start: AgentStart) -> None:
             )
         )
 
-        def heard() -> None:
+        def stdin_changed() -> None:
             """End with whoever holds stdin open."""
             if not os.read(0, 4096):
                 loop.remove_reader(0)
                 agent.orphaned()
 
-        loop.add_reader(0, heard)
+        loop.add_reader(0, stdin_changed)
         loop.add_signal_handler(signal.SIGTERM, agent.leave)
         loop.add_signal_handler(signal.SIGINT, agent.end, "it was ended by SIGINT")
         watch = asyncio.create_task(agent.watch())
-        why = await agent.over
+        why = await agent.ending
         watch.cancel()
         print(f"lorad node {arguments.name}: {why}; it ends", file=sys.stderr, flush=True)
         server.close()

@@ -1,6 +1,4 @@
-"""Who may talk to whom: a pool and its agents each have a key of their own, and know one certificate of the
-other's. There is no authority, and nothing outlives the life of the pool.
-"""
+"""The keys of a pool and its agents, who each know the other's certificate for one life of the pool."""
 
 import asyncio
 import datetime
@@ -41,16 +39,9 @@ class Credentials:
         )
         self._directory = directory
 
-    def server(self, peer: str) -> ssl.SSLContext:
-        """Make what a server needs whose only callers have the certificate `peer`, PEM."""
-        return self._context(ssl.PROTOCOL_TLS_SERVER, peer)
-
-    def client(self, peer: str) -> ssl.SSLContext:
-        """Make what a caller of the server with the certificate `peer` needs."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT, peer)
-
-    def _context(self, kind: int, peer: str) -> ssl.SSLContext:
-        context = ssl.SSLContext(kind)
+    def context(self, peer: str, *, is_server: bool = False) -> ssl.SSLContext:
+        """Make the context of a caller, or of a server, whose other end has the certificate `peer`, PEM."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED

@@ -10,44 +10,38 @@ from lorad.children.logs import Log
 from lorad.errors import LoradError, PoolLost
 from lorad.files import write_whole
 from lorad.nodes import messages
-from lorad.nodes.messages import Logged, Wrote
 
 _LINE = 1 << 16  # characters of a line in the log; what is longer is cut into several
 _PID = 10  # digits
 
 
 class _Node(Protocol):
-    """What a child needs of its `Node`."""
+    """The part of a `Node` that a child needs."""
 
     name: str
 
     async def ask(self, request: messages.Request) -> str: ...
 
-    def begins(self, name: str, child: "RemoteChild") -> None: ...
+    def register(self, name: str, child: "RemoteChild") -> None: ...
 
 
 class RemoteChild:
-    """Is a child on another machine: see `Child` and `Host.child`.
-
-    In the log, which others may share, its lines begin with the node's name.
-    """
+    """A child on another machine, see `Child` and `Host.child`; its log lines begin with the node's name."""
 
     def __init__(self, node: _Node, asked: messages.Spawn, log: Path, shadows: Path | None) -> None:
         self._node = node
         self._asked = asked
         self._shadows = shadows
         self.pid: int | None = None
-        self._log = Log(log)
+        self.output = Log(log)
         self._rest = ""
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Call it once. Raises what the agent refuses with, or PoolLost. Ends what it started when it is
-        cancelled.
-        """
-        self._node.begins(self._asked.name, self)
-        self._log.path.touch(mode=0o600)
-        self._log.began = self._log.size()
+        """Start the child; a cancelled start ends it. Raises PoolLost, and what the agent refuses with."""
+        self._node.register(self._asked.name, self)
+        self.output.path.touch(mode=0o600)
+        self.output.began = self.output.size()
         try:
             pid = await self._node.ask(self._asked)
             if not (pid.isascii() and pid.isdecimal() and len(pid) < _PID):
@@ -73,31 +67,25 @@ class RemoteChild:
         with contextlib.suppress(LoradError):
             await self._node.ask(messages.Dump(name=self._asked.name))
 
-    def logged(self) -> int:
-        return self._log.size()
-
-    def tail(self, lines: int = 15, since: int = 0) -> str:
-        return self._log.tail(lines, since)
-
-    def take(self, said: messages.Said) -> None:
-        """Take what the agent tells of this child."""
-        if isinstance(said, Logged):
+    def take(self, said: messages.ChildNews) -> None:
+        """Take what the agent says of this child."""
+        if isinstance(said, messages.Logged):
             text = self._rest + said.text
             end = text.rfind("\n") + 1
             if len(text) - end > _LINE:
                 end = len(text)
             self._rest = text[end:]
             self._append(text[:end])
-        elif isinstance(said, Wrote):
+        elif isinstance(said, messages.Wrote):
             patterns = self._asked.follow
             is_followed = any(fnmatch.fnmatchcase(said.file, pattern) for pattern in patterns)
             if self._shadows is not None and "/" not in said.file and is_followed:
                 with contextlib.suppress(OSError):
                     write_whole(self._shadows / said.file, said.text.encode(), durable=False)
-        elif isinstance(said, messages.Ended):
-            self.over(said.how)
+        else:
+            self.finish(said.how)
 
-    def over(self, how: str) -> None:
+    def finish(self, how: str) -> None:
         if not self._end.done():
             self._append(self._rest)
             self._rest = ""
@@ -109,5 +97,5 @@ class RemoteChild:
 
     def _append(self, text: str) -> None:
         lines = [f"{self._node.name}: {line}\n" for line in text.splitlines()]
-        with contextlib.suppress(OSError), self._log.path.open("a") as file:
+        with contextlib.suppress(OSError), self.output.path.open("a") as file:
             file.write("".join(lines))

@@ -1,4 +1,4 @@
-"""The one control connection of an agent: children that are started, followed and ended for its pool."""
+"""The control connection of an agent, on which its pool has children started, followed and ended."""
 
 import asyncio
 import codecs
@@ -15,7 +15,7 @@ from lorad.errors import Conflict, NotFound, to_wire
 from lorad.files import write_whole
 from lorad.models.facts import weights_sha256
 from lorad.nodes import messages
-from lorad.nodes.messages import Asked, Done, Ended, Failed, Leaving, Logged, Told, Wrote
+from lorad.nodes.messages import AgentMessage, AnyRequest, Done, Ended, Failed, Leaving, Logged, Wrote
 from lorad.nodes.streams import Pair, as_error, inside, read, write
 
 _LOOK_SECONDS = 0.2  # between two looks at what a child wrote
@@ -27,15 +27,15 @@ _LOG_BYTES = 64 << 20  # of a log that was sent already, before it is cut
 class Control:
     """Does what the pool asks of an agent whose files lie in `directory`.
 
-    It calls `trust` for `messages.Trust`, and `leaves` for `messages.Leave`.
+    It calls `trust` for `messages.Trust`, and `on_leave` for `messages.Leave`.
     """
 
     def __init__(
-        self, directory: Path, trust: Callable[[Iterable[str]], None], leaves: Callable[[], None]
+        self, directory: Path, trust: Callable[[Iterable[str]], None], on_leave: Callable[[], None]
     ) -> None:
         self._directory = directory
         self._trust = trust
-        self._leaves = leaves
+        self._on_leave = on_leave
         self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._saying = asyncio.Lock()
@@ -46,7 +46,7 @@ class Control:
         """Answer requests until the connection ends; each sets `renew`."""
         reader, self._writer = pair
         while True:
-            asked: Asked = await read(reader, Asked)  # type: ignore[arg-type]
+            asked: AnyRequest = await read(reader, AnyRequest)  # type: ignore[arg-type]
             renew.set()
             self._spawn(self._answer(asked))
 
@@ -66,14 +66,14 @@ class Control:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _say(self, message: Told) -> None:
+    async def _say(self, message: AgentMessage) -> None:
         assert self._writer is not None
         with contextlib.suppress(OSError):  # the pool is gone: the agent ends
             async with self._saying:
                 await write(self._writer, message)
 
-    async def _answer(self, asked: Asked) -> None:
-        """Do what is asked, and say what came of it."""
+    async def _answer(self, asked: AnyRequest) -> None:
+        """Do what is asked, and answer with the result or the error."""
         value = ""
         try:
             match asked:
@@ -92,11 +92,11 @@ class Control:
                 case messages.Trust():
                     self._trust(asked.certificates)
                 case messages.Leave():
-                    self._leaves()
+                    self._on_leave()
                 case messages.Digest():
                     value = await asyncio.to_thread(sha256_of, inside(self._directory, asked.name))
                 case messages.Weights():
-                    value = await asyncio.to_thread(self._weights, Path(asked.directory), asked.quantize)
+                    value = await asyncio.to_thread(self._weights, Path(asked.directory))
             await self._say(Done(id=asked.id, value=value))
         except Exception as error:
             await self._say(Failed(id=asked.id, error=to_wire(as_error(error))))
@@ -134,17 +134,17 @@ class Control:
                 break
         await self._say(Ended(name=asked.name, how=ended.result()))
 
-    def _weights(self, directory: Path, quantize: str | None) -> str:
-        """Cached for files that have not changed. Blocks."""
+    def _weights(self, directory: Path) -> str:
+        """Return the digest of a base's weights, cached for files that have not changed. Blocks."""
         files = [(path.name, path.stat()) for path in sorted(directory.glob("*.safetensors"))]
-        key = (directory, quantize, *((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in files))
+        key = (directory, *((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in files))
         if key not in self._sha256:
-            self._sha256[key] = weights_sha256(directory, quantize)  # type: ignore[arg-type]
+            self._sha256[key] = weights_sha256(directory)
         return self._sha256[key]
 
 
 class _ChildNews:
-    """Yields what a child wrote since the last look."""
+    """Finds what a child wrote since the last look."""
 
     def __init__(self, name: str, place: Path, patterns: tuple[str, ...]) -> None:
         self._name = name
@@ -154,7 +154,7 @@ class _ChildNews:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a look may cut a character
         self._times: dict[str, int] = {}
 
-    def look(self) -> Iterator[Told]:
+    def look(self) -> Iterator[AgentMessage]:
         with contextlib.suppress(OSError):  # the child may remove it
             for path in sorted(self._place.iterdir()):
                 if not any(fnmatch.fnmatchcase(path.name, pattern) for pattern in self._patterns):

@@ -1,4 +1,4 @@
-"""What an agent has of its node: GPUs, known by UUID and locked before anything starts, and a network."""
+"""The GPUs of an agent's node, which it locks by UUID before anything starts, and its network."""
 
 import ipaddress
 import re
@@ -14,10 +14,10 @@ _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]+")
 
 
 def take_devices(devices: Sequence[str]) -> tuple[str, ...]:
-    """Lock GPUs for the life of this process and its children; returns their UUIDs.
+    """Lock GPUs, named by UUIDs or by `nvidia-smi`'s indices, for the life of this process; returns their
+    UUIDs.
 
-    They are named by UUIDs, or by indices as `nvidia-smi` has them. Raises SpecError for one that is not
-    there, Conflict for one that another process holds.
+    Raises SpecError for a GPU that is not there, Conflict for one that another process holds.
     """
     uuids = []
     for device in devices:

@@ -2,7 +2,7 @@
 
 A connection begins with `Hello`, which `Done` or `Failed` answers. Of kind:
 
-control: requests and what the agent tells, until one side ends.
+control: requests, answers and news of children, until one side ends.
 tunnel: after it, bytes to and from the Unix socket `name` of the node.
 serve: the agent listens on the Unix socket `name`. A second `Done` says that somebody is there, whose bytes
     follow.
@@ -18,7 +18,7 @@ from msgspec import Struct
 LINE = 16 << 20  # bytes; a longer line ends the connection
 
 
-class FileSaid(Struct, frozen=True):
+class FileEntry(Struct, frozen=True):
     """A file of a directory. size: bytes. sha256: hexadecimal."""
 
     name: str
@@ -45,12 +45,12 @@ class Hello(Struct, frozen=True, kw_only=True):
     kind: Literal["control", "tunnel", "serve", "put", "fetch"]
     life: str
     name: str = ""
-    files: tuple[FileSaid, ...] = ()
+    files: tuple[FileEntry, ...] = ()
     to: tuple[Peer, ...] = ()
 
 
 class Request(Struct, frozen=True, tag=True, kw_only=True):
-    """What the pool asks; answered by `Done` or `Failed` of the same id."""
+    """A request of the pool, answered by `Done` or `Failed` of the same id."""
 
     id: int = 0
 
@@ -59,62 +59,56 @@ class Renew(Request, frozen=True):
     """Says that the pool is there."""
 
 
-class Spawn(Request, frozen=True):
+class _NamedRequest(Request, frozen=True):
+    """A request about a child, a file or a directory of the agent's."""
+
+    name: str
+
+
+class Spawn(_NamedRequest, frozen=True):
     """Start a child in the directory `name`, which is made, with `files` in it; the answer is its pid.
 
     follow: patterns of files there whose content is sent whenever it has changed.
     """
 
-    name: str
     argv: tuple[str, ...]
     env: dict[str, str]
     files: dict[str, str] = {}
     follow: tuple[str, ...] = ()
 
 
-class Stop(Request, frozen=True):
+class Stop(_NamedRequest, frozen=True):
     """End a child; answered when nothing of it is left. grace: seconds."""
 
-    name: str
     grace: float
 
 
-class Dump(Request, frozen=True):
+class Dump(_NamedRequest, frozen=True):
     """Have the stacks of what a child started written to its log."""
 
-    name: str
 
-
-class Write(Request, frozen=True):
+class Write(_NamedRequest, frozen=True):
     """Put a file in place, whole."""
 
-    name: str
     text: str
 
 
-class Make(Request, frozen=True):
+class Make(_NamedRequest, frozen=True):
     """Make a directory."""
 
-    name: str
 
-
-class Remove(Request, frozen=True):
+class Remove(_NamedRequest, frozen=True):
     """Remove a directory or file; one that is not there is removed."""
 
-    name: str
 
-
-class Digest(Request, frozen=True):
+class Digest(_NamedRequest, frozen=True):
     """The answer is the sha256 of a file as it is there now, "" when it is gone."""
-
-    name: str
 
 
 class Weights(Request, frozen=True):
     """The answer is the sha256 of a base model's weights, see `weights_sha256`."""
 
     directory: str
-    quantize: str | None = None
 
 
 class Trust(Request, frozen=True):
@@ -127,38 +121,38 @@ class Leave(Request, frozen=True):
     """Do as at SIGTERM, also where whoever started the agent is gone: its scheduler was asked to go."""
 
 
-Asked = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights | Trust | Leave
+AnyRequest = Renew | Spawn | Stop | Dump | Write | Make | Remove | Digest | Weights | Trust | Leave
 
 
-class Told(Struct, frozen=True, tag=True, kw_only=True):
-    """What the agent says."""
+class AgentMessage(Struct, frozen=True, tag=True, kw_only=True):
+    """A message of the agent."""
 
 
-class Done(Told, frozen=True):
+class Done(AgentMessage, frozen=True):
     id: int = 0
     value: str = ""
     failed: Failures = {}
 
 
-class Failed(Told, frozen=True):
+class Failed(AgentMessage, frozen=True):
     """Refuses a request; `to_wire` made the error."""
 
     error: dict[str, Any]
     id: int = 0
 
 
-class Files(Told, frozen=True):
-    files: tuple[FileSaid, ...]
+class Files(AgentMessage, frozen=True):
+    files: tuple[FileEntry, ...]
 
 
-class Logged(Told, frozen=True):
-    """What a child wrote to its log."""
+class Logged(AgentMessage, frozen=True):
+    """New text in the log of a child."""
 
     name: str
     text: str
 
 
-class Wrote(Told, frozen=True):
+class Wrote(AgentMessage, frozen=True):
     """The content of a file that is followed."""
 
     name: str
@@ -166,15 +160,16 @@ class Wrote(Told, frozen=True):
     text: str
 
 
-class Ended(Told, frozen=True):
+class Ended(AgentMessage, frozen=True):
     """Nothing is left of a child. how: see `Child.ended`."""
 
     name: str
     how: str
 
 
-class Leaving(Told, frozen=True):
+class Leaving(AgentMessage, frozen=True):
     """The agent was asked to end. It lives until the pool lets it go: runs may stop after their step."""
 
 
-Said = Done | Failed | Files | Logged | Wrote | Ended | Leaving
+ChildNews = Logged | Wrote | Ended
+AnyMessage = Done | Failed | Files | ChildNews | Leaving

@@ -1,4 +1,4 @@
-"""The directory of an agent, and what agents that were killed have left there."""
+"""The directory of an agent, and the leftovers of killed ones."""
 
 import contextlib
 import fcntl
@@ -20,17 +20,17 @@ _LOCK = "life.lock"
 
 @dataclass(frozen=True)
 class Places:
-    """Has a directory for the present life alone, which is 0700 and has a short name.
+    """The directory of the present life, which is 0700 and has a short name.
 
-    `adapters` in it lies in memory where there is room; `python` in it holds lorad and nothing that lorad
-    depends on.
+    `adapters` in it lies in memory where there is room; `python` in it holds lorad alone, without its
+    dependencies.
     """
 
     directory: Path
 
     @classmethod
     @contextlib.contextmanager
-    def made(cls) -> Iterator[Self]:
+    def make(cls) -> Iterator[Self]:
         """Make the directory, and remove it at the end."""
         prefix = f"lorad-node-{os.getuid()}-"
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):  # by agents that were killed

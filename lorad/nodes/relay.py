@@ -1,7 +1,7 @@
 """Copying a directory to many nodes: each passes on what arrives, two ways, while it arrives.
 
-A node that does not answer is left out, and the next one takes its place. One that fails amid the bytes takes
-along those behind it: whoever began says who has nothing, and they are given it directly.
+A node that does not answer is left out, and the next one takes its place. When one fails amid the bytes, the
+nodes behind it get nothing either: `close` names them, and they are then sent the directory directly.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from lorad.errors import LoradError, PoolLost, to_wire
 from lorad.nodes.certificates import Credentials, check_peer
-from lorad.nodes.messages import LINE, Failures, FileSaid, Hello, Peer
-from lorad.nodes.streams import Pair, answer, as_error, drop, never_hangs, write
+from lorad.nodes.messages import LINE, Done, Failures, FileEntry, Hello, Peer
+from lorad.nodes.streams import Pair, answer_of, as_error, drop, never_hangs, write
 
 _WAYS = 2
 _CONNECT_SECONDS = 10.0
@@ -38,7 +38,7 @@ class Relay:
         self._ways: list[_Way] = []
         self.failed: Failures = {}
 
-    async def open(self, name: str, files: tuple[FileSaid, ...]) -> None:
+    async def open(self, name: str, files: tuple[FileEntry, ...]) -> None:
         """Connect to the first of each half that answers."""
         halves = [self._to[place::_WAYS] for place in range(_WAYS)]
         await asyncio.gather(*(self._begin(half, name, files) for half in halves))
@@ -57,7 +57,7 @@ class Relay:
             drop(way.writer)
         self._ways.clear()
 
-    async def _begin(self, peers: Sequence[Peer], name: str, files: tuple[FileSaid, ...]) -> None:
+    async def _begin(self, peers: Sequence[Peer], name: str, files: tuple[FileEntry, ...]) -> None:
         for place, peer in enumerate(peers):
             behind = peers[place + 1 :]
             hello = Hello(kind="put", life=self._life, name=name, files=files, to=tuple(behind))
@@ -71,13 +71,13 @@ class Relay:
             return
 
     async def _connected(self, peer: Peer, hello: Hello) -> Pair:
-        context = self._credentials.client(peer.certificate)
+        context = self._credentials.context(peer.certificate)
         reader, writer = await asyncio.open_connection(peer.ip, peer.port, ssl=context, limit=LINE)
         try:
             check_peer(writer, peer.certificate)
             never_hangs(writer, self._lease)
             await write(writer, hello)
-            await answer(reader)
+            await answer_of(reader, Done)
         except BaseException:
             drop(writer)
             raise
@@ -92,11 +92,11 @@ class Relay:
             self._drop(way, error)
 
     async def _closed(self, way: _Way) -> None:
-        """Its answer comes when those behind it have answered."""
+        """Wait for the answer of a neighbour, which comes when all behind it have answered."""
         depth = 1 + len(way.behind).bit_length()
         try:
             async with asyncio.timeout(self._lease * depth):
-                self.failed |= (await answer(way.reader)).failed
+                self.failed |= (await answer_of(way.reader, Done)).failed
             drop(way.writer)
         except (OSError, LoradError) as error:
             self._drop(way, error)

@@ -16,38 +16,11 @@ import msgspec
 import lorad
 from lorad.children.host import LOST, Host
 from lorad.errors import Conflict, PoolLost, SpecError, from_wire
-from lorad.nodes import messages
+from lorad.nodes import messages, streams
 from lorad.nodes.certificates import Credentials, check_peer
 from lorad.nodes.child import RemoteChild
-from lorad.nodes.messages import (
-    LINE,
-    Done,
-    Ended,
-    Failed,
-    Files,
-    Hello,
-    Leaving,
-    Logged,
-    Request,
-    Said,
-    Wrote,
-)
+from lorad.nodes.messages import LINE, AnyMessage, ChildNews, Done, Failed, Files, Hello, Leaving, Request
 from lorad.nodes.relay import Relay
-from lorad.nodes.streams import (
-    Pair,
-    answer,
-    answer_of,
-    drop,
-    list_files,
-    listening,
-    never_hangs,
-    read,
-    read_files,
-    receive_files,
-    send_files,
-    splice,
-    write,
-)
 from lorad.protocol.nodes import GrantedNode, NodesSetup
 
 log = logging.getLogger(__name__)
@@ -61,9 +34,8 @@ _HINT = "Resume the runs; a new pool starts, on other nodes if need be."
 class Node:
     """Leads the agent of a node; `connected` makes it.
 
-    Attributes:
-        lost: Why, once the node is given up.
-        leaving: Done once its agent was asked to end, which it does when the node is given up.
+    lost: why, once the node is given up.
+    leaving: done once its agent was asked to end, which it does when the node is given up.
     """
 
     @classmethod
@@ -103,7 +75,7 @@ class Node:
         self.devices = granted.devices
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._context = credentials.client(granted.certificate)
+        self._context = credentials.context(granted.certificate)
         self._life = life
         self._lease = setup.lease
         self._credentials = credentials
@@ -132,7 +104,7 @@ class Node:
         asked = messages.Spawn(name=name, argv=tuple(argv), env=dict(env), files=dict(files), follow=follow)
         return RemoteChild(self, asked, log, shadows)
 
-    def begins(self, name: str, child: RemoteChild) -> None:
+    def register(self, name: str, child: RemoteChild) -> None:
         """Have `child` hear from now on what is said of `name`. Raises Conflict while another one lives."""
         if (earlier := self._children.get(name)) is not None and earlier.is_alive:
             raise Conflict(f"{name} runs already on {self.name}")
@@ -151,19 +123,17 @@ class Node:
     async def digest(self, name: str) -> str:
         return await self.ask(messages.Digest(name=name))
 
-    async def weights(self, directory: Path, quantize: str | None) -> str:
-        return await self.ask(messages.Weights(directory=str(directory), quantize=quantize))
+    async def weights(self, directory: Path) -> str:
+        return await self.ask(messages.Weights(directory=str(directory)))
 
     async def put(self, name: str, source: Path) -> Path:
-        files = await asyncio.to_thread(list_files, source)
-        async with self._opened(Hello(kind="put", life=self._life, name=name, files=files)) as (
-            reader,
-            writer,
-        ):
+        files = await asyncio.to_thread(streams.list_files, source)
+        hello = Hello(kind="put", life=self._life, name=name, files=files)
+        async with self._opened(hello) as (reader, writer):
             with self._as_lost(), contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                await send_files(writer, source, files)
+                await streams.send_files(writer, source, files)
             with self._as_lost():
-                return Path((await answer(reader)).value)
+                return Path((await streams.answer_of(reader, Done)).value)
 
     async def relay(self, name: str, source: Path, others: Sequence[Host]) -> dict[str, BaseException]:
         nodes = [self, *(other for other in others if isinstance(other, Node))]
@@ -174,11 +144,11 @@ class Node:
             for node, error in zip(nodes, trusted, strict=True)
             if error is None
         ]
-        files = await asyncio.to_thread(list_files, source)
+        files = await asyncio.to_thread(streams.list_files, source)
         relay = Relay(self._credentials, self._life, self._lease, to)
         try:
             await relay.open(name, files)
-            for data in read_files(source, files):
+            for data in streams.read_files(source, files):
                 await relay.send(data)
             failed = await relay.close()
         finally:
@@ -197,7 +167,8 @@ class Node:
         async with self._opened(hello, is_done=False) as (reader, _):
             draft = into / f".tmp-{name.rpartition('/')[2]}"
             with self._as_lost():
-                await receive_files(reader, draft, (await answer_of(reader, Files)).files)
+                announced = await streams.answer_of(reader, Files)
+                await streams.receive_files(reader, draft, announced.files)
             await asyncio.to_thread(_move, draft, into)
 
     @asynccontextmanager
@@ -207,8 +178,8 @@ class Node:
             async def join() -> None:
                 """Join whoever calls over there to a socket of this machine."""
                 with contextlib.suppress(OSError):
-                    await answer(pair[0])
-                    await splice(pair, await asyncio.open_unix_connection(str(local)))
+                    await streams.answer_of(pair[0], Done)
+                    await streams.splice(pair, await asyncio.open_unix_connection(str(local)))
 
             joining = asyncio.create_task(join())
             try:
@@ -219,16 +190,16 @@ class Node:
 
     @asynccontextmanager
     async def outward(self, name: str, local: Path) -> AsyncIterator[None]:
-        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 async with self._opened(Hello(kind="tunnel", life=self._life, name=name)) as tunnel:
-                    await splice((reader, writer), tunnel)
+                    await streams.splice((reader, writer), tunnel)
             except Exception as error:
                 log.debug("%s: no tunnel to %s: %s", self.name, name, error)
             finally:
                 writer.close()
 
-        async with listening(local, called):
+        async with streams.listening(local, accept):
             yield
 
     async def ask(self, request: Request) -> str:
@@ -249,7 +220,8 @@ class Node:
     async def leave(self) -> None:
         """Have the agent live until it is let go, though its scheduler goes first. Raises PoolLost."""
         await self.ask(messages.Leave())
-        self._set_leaving()
+        with contextlib.suppress(asyncio.InvalidStateError):  # it said so, too
+            self.leaving.set_result(None)
 
     def lose(self, why: str) -> None:
         """Give the node up, and all that runs there."""
@@ -257,18 +229,18 @@ class Node:
             return
         self.lost.set_result(why)
         for child in self._children.values():
-            child.over(self._last_words())
+            child.finish(self._last_words())
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(PoolLost(self._last_words(), hint=_HINT))
         for writer in self._open:  # whoever waits there would wait for ever
-            drop(writer)
+            streams.drop(writer)
 
     def _last_words(self) -> str:
         return f"{LOST} {self.name}: {self.lost.result()}"
 
     @asynccontextmanager
-    async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[Pair]:
+    async def _opened(self, hello: Hello, *, is_done: bool = True) -> AsyncIterator[streams.Pair]:
         """Connect, and say hello; wait for the answer unless `is_done` is false."""
         opening = asyncio.open_connection(self.address, self.granted.port, ssl=self._context, limit=LINE)
         connecting = asyncio.create_task(opening)
@@ -285,15 +257,15 @@ class Node:
         try:
             with self._as_lost():
                 check_peer(writer, self.granted.certificate)
-                never_hangs(writer, self._lease)
+                streams.never_hangs(writer, self._lease)
                 async with asyncio.timeout(_CONNECT_SECONDS):
-                    await write(writer, hello)
+                    await streams.write(writer, hello)
                     if is_done:
-                        await answer(reader)
+                        await streams.answer_of(reader, Done)
             yield reader, writer
         finally:
             self._open.discard(writer)
-            drop(writer)
+            streams.drop(writer)
 
     @contextlib.contextmanager
     def _as_lost(self) -> Iterator[None]:
@@ -306,7 +278,7 @@ class Node:
     async def _say(self, request: Request, number: int = 0) -> None:
         try:
             async with self._saying:
-                await write(self._writer, msgspec.structs.replace(request, id=number))
+                await streams.write(self._writer, msgspec.structs.replace(request, id=number))
         except OSError as error:
             self.lose(str(error) or type(error).__name__)
             raise PoolLost(self._last_words(), hint=_HINT) from error
@@ -314,7 +286,7 @@ class Node:
     async def _listen(self) -> None:
         try:
             while True:
-                said: Said = await read(self._reader, Said)  # type: ignore[arg-type]
+                said: AnyMessage = await streams.read(self._reader, AnyMessage)  # type: ignore[arg-type]
                 self._heard = time.monotonic()
                 if isinstance(said, Done | Failed):
                     future = self._waiting.get(said.id)
@@ -325,17 +297,14 @@ class Node:
                     else:
                         future.set_exception(from_wire(said.error))
                 elif isinstance(said, Leaving):
-                    self._set_leaving()
-                elif isinstance(said, Logged | Wrote | Ended) and (child := self._children.get(said.name)):
+                    with contextlib.suppress(asyncio.InvalidStateError):  # it was asked to, too
+                        self.leaving.set_result(None)
+                elif isinstance(said, ChildNews) and (child := self._children.get(said.name)):
                     child.take(said)
         except OSError as error:
             self.lose(f"its agent has gone ({error})")
         except Exception as error:  # it may say anything
             self.lose(f"its agent said what it cannot mean ({type(error).__name__}: {error})")
-
-    def _set_leaving(self) -> None:
-        if not self.leaving.done():
-            self.leaving.set_result(None)
 
     async def _renew(self) -> None:
         """Tell the agent that the pool is there, and give it up when it says nothing for too long."""

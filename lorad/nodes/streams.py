@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lorad.errors import IntegrityError, LoradError, StorageError, from_wire
-from lorad.nodes.messages import Done, Failed, FileSaid, Said
+from lorad.nodes.messages import AnyMessage, Failed, FileEntry
 from lorad.protocol.listener import listen, remove
 
 _CHUNK = 1 << 20
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Broken(ConnectionError):
-    """The other end said what it cannot have meant, or ended amid it."""
+    """The other end broke the protocol, or ended amid a message."""
 
 
 def inside(root: Path, name: str) -> Path:
@@ -51,14 +51,9 @@ async def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
     await writer.drain()
 
 
-async def answer(reader: asyncio.StreamReader) -> Done:
-    """Return the other end's Done. Raises as `answer_of`."""
-    return await answer_of(reader, Done)
-
-
 async def answer_of(reader: asyncio.StreamReader, kind: type[T]) -> T:
     """Return the other end's answer of this kind. Raises what it refused with, or Broken."""
-    said: Said = await read(reader, Said)  # type: ignore[arg-type]
+    said: AnyMessage = await read(reader, AnyMessage)  # type: ignore[arg-type]
     if isinstance(said, Failed):
         raise from_wire(said.error)
     if not isinstance(said, kind):
@@ -66,24 +61,24 @@ async def answer_of(reader: asyncio.StreamReader, kind: type[T]) -> T:
     return said
 
 
-def list_files(directory: Path) -> tuple[FileSaid, ...]:
+def list_files(directory: Path) -> tuple[FileEntry, ...]:
     """Describe the files of a directory, which has no others inside. Blocks."""
     files = []
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        files.append(FileSaid(path.name, path.stat().st_size, digest))
+        files.append(FileEntry(path.name, path.stat().st_size, digest))
     return tuple(files)
 
 
-async def send_files(writer: asyncio.StreamWriter, directory: Path, files: Sequence[FileSaid]) -> None:
+async def send_files(writer: asyncio.StreamWriter, directory: Path, files: Sequence[FileEntry]) -> None:
     """Send the bytes of files. Raises OSError for one that is gone, Broken for one that is shorter by now."""
     for data in read_files(directory, files):
         writer.write(data)
         await writer.drain()
 
 
-def read_files(directory: Path, files: Sequence[FileSaid]) -> Iterator[bytes]:
+def read_files(directory: Path, files: Sequence[FileEntry]) -> Iterator[bytes]:
     """Yield the bytes of files. Raises as `send_files`. Blocks for moments."""
     for said in files:
         left = said.size
@@ -98,14 +93,12 @@ def read_files(directory: Path, files: Sequence[FileSaid]) -> Iterator[bytes]:
 async def receive_files(
     reader: asyncio.StreamReader,
     final: Path,
-    files: Sequence[FileSaid],
+    files: Sequence[FileEntry],
     pass_on: Callable[[bytes], Awaitable[None]] | None = None,
 ) -> None:
-    """Make the directory `final` of what arrives, whole or not at all.
+    """Make the directory `final` of what arrives, whole or not at all; `pass_on` is called with all bytes.
 
-    pass_on: called with all bytes, where it is given.
-
-    Raises IntegrityError for other bytes than were announced, StorageError when they cannot be written, and
+    Raises IntegrityError for other bytes than announced, StorageError when they cannot be written, and
     Broken.
     """
     if len(files) > _MOST_FILES or any(file.size < 0 for file in files):
@@ -133,7 +126,7 @@ async def receive_files(
 async def _receive(
     reader: asyncio.StreamReader,
     path: Path,
-    said: FileSaid,
+    said: FileEntry,
     pass_on: Callable[[bytes], Awaitable[None]] | None,
 ) -> None:
     digest = hashlib.sha256()
@@ -161,11 +154,11 @@ async def _receive(
 @contextlib.asynccontextmanager
 async def listening(
     path: Path,
-    called: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
+    accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
     limit: int = 1 << 16,
 ) -> AsyncIterator[None]:
-    """Have a Unix socket, 0600, whose callers are given to `called`; a line has at most `limit` bytes."""
-    server = await asyncio.start_unix_server(called, sock=listen(path), limit=limit)
+    """Have a Unix socket, 0600, whose callers go to `accept`; a line has at most `limit` bytes."""
+    server = await asyncio.start_unix_server(accept, sock=listen(path), limit=limit)
     try:
         yield
     finally:
@@ -183,8 +176,9 @@ async def splice(left: Pair, right: Pair) -> None:
 
 
 def drop(writer: asyncio.StreamWriter) -> None:
-    """End a connection at once. It may have been closed before, even twice; then Python 3.11.2 raises
-    AttributeError where the connection has TLS.
+    """End a connection at once.
+
+    One with TLS that was closed before raises AttributeError in Python 3.11.2.
     """
     with contextlib.suppress(AttributeError):
         writer.transport.abort()

@@ -41,7 +41,7 @@ async def serve(table_path: Path, state_path: Path) -> None:
         else:
             if newest != table:
                 table = newest
-                courier.want(table.deliveries)
+                courier.deliver_only(table.deliveries)
         written = _write(state_path, courier.state, written)
         waits = [asyncio.create_task(stopped.wait()), asyncio.create_task(courier.changed(_LOOK_SECONDS))]
         _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -22,10 +22,7 @@ _LONGEST = 4000  # characters of a variable
 
 
 async def run_command(argv: Sequence[str], message: Message, cwd: str, timeout: float) -> None:
-    """Run a command with the message on its standard input.
-
-    Args:
-        timeout: Seconds until it is killed.
+    """Run a command with the message on its standard input, for `timeout` seconds at most.
 
     Raises Undelivered unless it ends with code 0 in time. When this returns or is cancelled, nothing that the
     command started is left.

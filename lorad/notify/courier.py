@@ -1,4 +1,4 @@
-"""Delivers what a table lists: each delivery is tried again after growing waits, for a bounded time."""
+"""Delivers a table of messages, each tried again after growing waits for a bounded time."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class Courier:
         self._limit = asyncio.Semaphore(_AT_ONCE)
         self._changed = asyncio.Event()
 
-    def want(self, deliveries: Iterable[Delivery]) -> None:
+    def deliver_only(self, deliveries: Iterable[Delivery]) -> None:
         """Deliver these from now on, and forget all others."""
         by_key = {delivery.key: delivery for delivery in deliveries}
         for key in set(self._tasks) - set(by_key):
@@ -39,11 +39,11 @@ class Courier:
         self._faults = {key: failed for key, failed in self._faults.items() if key in by_key}
         for key, delivery in by_key.items():
             if key not in self._tasks and key not in self._done and key not in self._given_up:
-                self._tasks[key] = asyncio.create_task(self._bring(delivery))
+                self._tasks[key] = asyncio.create_task(self._try_until_done(delivery))
 
     @property
     def state(self) -> State:
-        """What is reached now."""
+        """Return which deliveries are done, given up and failing now."""
         return State(sorted(self._done), [*self._given_up.values()], [*self._faults.values()])
 
     async def changed(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class Courier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _bring(self, delivery: Delivery) -> None:
+    async def _try_until_done(self, delivery: Delivery) -> None:
         """Try to deliver until that succeeds, or for GIVE_UP_SECONDS."""
         key = delivery.key
         message = delivery.message
@@ -82,15 +82,13 @@ class Courier:
             else:
                 log.info("%s of %s: delivered to %s", message.event, message.run, delivery.to.title)
                 self._done.add(key)
-                self._faults.pop(key, None)
-                self._changed.set()
-                return
+                break
             log.error("%s of %s: %s: %s", message.event, message.run, delivery.to.title, failed.says)
             if time.time() + wait > message.at + GIVE_UP_SECONDS:
-                self._faults.pop(key, None)
                 self._given_up[key] = failed
-                self._changed.set()
-                return
+                break
             self._faults[key] = failed
             self._changed.set()
             await asyncio.sleep(wait)
+        self._faults.pop(key, None)
+        self._changed.set()

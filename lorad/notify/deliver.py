@@ -1,6 +1,6 @@
 """Tries once to deliver a message, and checks receivers before a run starts.
 
-What delivers is imported when something is: aiohttp and asyncio were two fifths of the start of a preflight.
+Ways to deliver are imported late: aiohttp and asyncio were two fifths of the start of a preflight.
 """
 
 import os
@@ -20,33 +20,29 @@ _MOST = 16  # receivers of a run
 async def deliver(delivery: Delivery) -> None:
     """Try once to deliver. Raises Undelivered."""
     to = delivery.to
-    if to.form == "apprise":
-        from lorad.notify.services import send
-
-        await send(to, delivery.message)
-        return
-    if to.command is None:
-        from lorad.notify.webhook import post
-
-        await post(to, delivery.message)
-        return
-    from lorad.notify.command import run_command
-
     try:
-        program = _program_of(to.command[0], Path(delivery.cwd))
-        await run_command([program, *to.command[1:]], delivery.message, delivery.cwd, to.timeout)
+        if to.form == "apprise":
+            from lorad.notify.services import send
+
+            await send(to, delivery.message)
+        elif to.command is None:
+            from lorad.notify.webhook import post
+
+            await post(to, delivery.message)
+        else:
+            from lorad.notify.command import run_command
+
+            try:
+                program = _program_of(to.command[0], Path(delivery.cwd))
+                await run_command([program, *to.command[1:]], delivery.message, delivery.cwd, to.timeout)
+            except OSError as error:
+                raise Undelivered(f"it cannot be started: {error.strerror}") from None
     except SpecError as error:
         raise Undelivered(error.message) from None
-    except OSError as error:
-        raise Undelivered(f"it cannot be started: {error.strerror}") from None
 
 
 def refuse_unfit(receivers: Sequence[Notify], cwd: Path) -> None:
-    """Raise SpecError, by key, for a missing program, or a file that others may read.
-
-    Args:
-        cwd: Where relative paths of programs begin.
-    """
+    """Raise SpecError, by key, for a program that is missing from `cwd`, or a file that others may read."""
     if len(receivers) > _MOST:
         raise SpecError(f"it names more than {_MOST} receivers", key="notify", hint="Name fewer.")
     for number, to in enumerate(receivers):

@@ -1,4 +1,4 @@
-"""Keeps for the daemon what is to be delivered: what to say of a run, to whom, and how often."""
+"""Keeps the deliveries of the daemon: what to say of a run, to whom, and how often."""
 
 import math
 import socket
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lorad.files import read_file, write_whole
-from lorad.notify.table import AlarmSaid, Delivery, Message
+from lorad.notify.table import AlarmFacts, Delivery, Message
 from lorad.spec.notify import Notify
 
 _FAILURES = ("failed", "lost", "attestation_failed")
@@ -43,10 +43,9 @@ class _Owned(Struct, frozen=True):
 class Outbox(Struct, frozen=True):
     """All deliveries that are not done yet, in one file with the last event that was looked at.
 
-    Attributes:
-        cursor: The last event that was looked at.
-        alarms: When an alarm of a run (`run/kind/receiver`) was last sent, in Unix seconds.
-        sent: When messages of a run (`run/ends`, `run/others`) were made in the last hour.
+    cursor: the last event that was looked at.
+    alarms: when an alarm of a run (`run/kind/receiver`) was last sent, in Unix seconds.
+    sent: when messages of a run (`run/ends`, `run/others`) were made in the last hour.
     """
 
     cursor: int = 0
@@ -68,7 +67,7 @@ def save(path: Path, outbox: Outbox) -> None:
     write_whole(path, msgspec.json.encode(outbox))
 
 
-def said_of_move(data: dict[str, Any]) -> str:
+def event_of_move(data: dict[str, Any]) -> str:
     """Return which event a move of a run is: `start`, `end` or `failure`; "" for none of these."""
     if data.get("move") == "confirm":
         return "start"
@@ -77,11 +76,10 @@ def said_of_move(data: dict[str, Any]) -> str:
     return "failure" if data.get("reason") in _FAILURES else "end"
 
 
-def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | None = None) -> Message:
+def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmFacts | None = None) -> Message:
     """Make a message, with a text that says it in one line.
 
-    Args:
-        facts: `run` and perhaps other fields of `Message`, where None is unknown.
+    facts: `run` and perhaps other fields of `Message`, where None is unknown.
     """
     fields = {key: value for key, value in facts.items() if value is not None}
     for key in ("reward", "loss", "eval"):
@@ -115,7 +113,7 @@ def message_of(event: str, at: float, facts: dict[str, Any], alarm: AlarmSaid | 
     return replace(message, text=text)
 
 
-def posted(
+def with_messages(
     outbox: Outbox, uid: int, receivers: Sequence[Notify], messages: Iterable[Message], cwd: str
 ) -> tuple[Outbox, list[Message]]:
     """Add messages for the receivers that are to hear of them, as often as they may.

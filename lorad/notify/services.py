@@ -38,11 +38,8 @@ def service_of(to: Notify) -> Any:
 
 
 async def send(to: Notify, message: Message) -> None:
-    """Send a message. Raises Undelivered, whose words hold nothing of the address."""
-    try:
-        service = service_of(to)
-    except SpecError as error:
-        raise Undelivered(error.message) from None
+    """Send a message. Raises SpecError and Undelivered, whose words hold nothing of the address."""
+    service = service_of(to)
     try:
         async with asyncio.timeout(to.timeout):
             is_delivered = await service.async_notify(

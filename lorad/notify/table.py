@@ -1,7 +1,4 @@
-"""What daemon and notifying process say to each other: what to deliver, what is done, and what fails.
-
-See `lorad/protocol/tables.py`.
-"""
+"""What the daemon and the notifying process say to each other, by `lorad/protocol/tables.py`."""
 
 from pathlib import Path
 
@@ -15,8 +12,7 @@ from lorad.spec.notify import Notify
 class Undelivered(Exception):
     """A receiver did not take a notification; the message is a sentence without a secret.
 
-    Args:
-        wait: Seconds in which the receiver wants no other try.
+    wait: seconds in which the receiver wants no other try.
     """
 
     def __init__(self, says: str, wait: float = 0.0) -> None:
@@ -24,7 +20,7 @@ class Undelivered(Exception):
         self.wait = wait
 
 
-class AlarmSaid(Struct, frozen=True):
+class AlarmFacts(Struct, frozen=True):
     """An alarm, as `lorad.alarms` raises it."""
 
     level: str
@@ -35,14 +31,13 @@ class AlarmSaid(Struct, frozen=True):
 class Message(Struct, frozen=True, kw_only=True):
     """A notification, as a receiver gets it.
 
-    Attributes:
-        id: The same in every try and for every receiver; a receiver that saw it may drop it.
-        event: `start`, `end`, `failure`, `alarm` or `test`.
-        at: When it happened, in Unix seconds.
-        text: The whole message in one line.
-        reward: The last step's mean.
-        loss: The last step's loss, where the run samples nothing.
-        eval: The last evaluation's score.
+    id: the same in every try and for every receiver; a receiver that saw it may drop it.
+    event: `start`, `end`, `failure`, `alarm` or `test`.
+    at: when it happened, in Unix seconds.
+    text: the whole message in one line.
+    reward: the last step's mean.
+    loss: the last step's loss, where the run samples nothing.
+    eval: the last evaluation's score.
     """
 
     id: str
@@ -62,7 +57,7 @@ class Message(Struct, frozen=True, kw_only=True):
     reward: float | None = None
     loss: float | None = None
     eval: float | None = None
-    alarm: AlarmSaid | None = None
+    alarm: AlarmFacts | None = None
 
     @property
     def title(self) -> str:
@@ -73,9 +68,8 @@ class Message(Struct, frozen=True, kw_only=True):
 class Delivery(Struct, frozen=True):
     """A message for one receiver.
 
-    Attributes:
-        key: No other delivery has it.
-        cwd: The directory in which a command runs.
+    key: no other delivery has it.
+    cwd: the directory in which a command runs.
     """
 
     key: str
@@ -100,10 +94,9 @@ class Failed(Struct, frozen=True):
 class State(Struct, frozen=True):
     """What the process has reached.
 
-    Attributes:
-        done: The keys of what was delivered.
-        given_up: Deliveries that are not tried again.
-        faults: Deliveries that failed and are tried again.
+    done: the keys of what was delivered.
+    given_up: deliveries that are not tried again.
+    faults: deliveries that failed and are tried again.
     """
 
     done: list[str] = []

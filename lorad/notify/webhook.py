@@ -9,7 +9,6 @@ import msgspec
 
 from lorad import __version__
 from lorad.box.private import read_key
-from lorad.errors import SpecError
 from lorad.notify.table import Message, Undelivered
 from lorad.spec.notify import Notify, is_address
 
@@ -23,15 +22,15 @@ _URGENT = ("failure", "alarm")
 async def post(to: Notify, message: Message) -> None:
     """Post a message. Redirections are not followed: they would take the token elsewhere.
 
-    Raises Undelivered unless the answer is 2xx; its words hold neither address nor token. Its pause is the
-    one that the receiver asks for by Retry-After, in seconds.
+    Raises SpecError for an unreadable file, and Undelivered unless the answer is 2xx. Their words hold no
+    address and no token; `wait` is what the receiver asks for by Retry-After.
     """
-    url = _read(to.url_file) if to.url_file is not None else to.url or ""
+    url = read_key(to.url_file) if to.url_file is not None else to.url or ""
     if not is_address(url):
         raise Undelivered(f"{to.url_file} holds no http:// or https:// address")
     headers = {"User-Agent": f"lorad/{__version__}", "Idempotency-Key": message.id}
     if to.token_file is not None:
-        headers["Authorization"] = f"Bearer {_read(to.token_file)}"
+        headers["Authorization"] = f"Bearer {read_key(to.token_file)}"
     if to.form == "ntfy":
         urgent = {"Priority": "high", "Tags": "warning"} if message.event in _URGENT else {}
         headers |= {"Title": message.title, "Content-Type": "text/plain; charset=utf-8", **urgent}
@@ -64,10 +63,3 @@ async def post(to: Notify, message: Message) -> None:
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:  # their words may quote the address
         raise Undelivered(f"it did not take it: {type(error).__name__}") from None
-
-
-def _read(path: str) -> str:
-    try:
-        return read_key(path)
-    except SpecError as error:
-        raise Undelivered(error.message) from None

@@ -1,6 +1,4 @@
-"""How much room a pool has for more runs: versions, ranks, and memory for slots and versions;
-and how trainer and engine share the memory of a device.
-"""
+"""How much room a pool has for more runs, and how trainer and engine share the memory of a device."""
 
 from pathlib import Path
 from typing import Literal, Protocol
@@ -76,7 +74,7 @@ def _teacher_bytes(config: PoolSetup, facts: ModelFacts) -> int:
     return read_facts(Path(path)).bytes(dtype_of(config, facts)) if path else 0
 
 
-class _Held(Protocol):
+class _LoadedBase(Protocol):
     """A base on a device, whoever computes it."""
 
     @property
@@ -85,7 +83,7 @@ class _Held(Protocol):
     def nbytes(self) -> int: ...
 
 
-def engine_cache(config: PoolSetup, facts: ModelFacts, base: _Held, *, own: bool) -> int:
+def engine_cache(config: PoolSetup, facts: ModelFacts, base: _LoadedBase, *, own: bool) -> int:
     """Return the bytes for keys and values of an engine in the pool's process; with `own` the trainer's base
     is beside the engine's.
 

@@ -8,7 +8,6 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from lorad.errors import Conflict, Fenced
@@ -20,20 +19,11 @@ _IDLE = "idle"
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """The outcome of a call, or the call itself as long as it is under way."""
-
-    verb: str
-    task: asyncio.Task[Any]
-
-
 class Fence:
     """The fence of one run.
 
     Attributes:
-        attempt: The newest that was seen.
-        phase: The verb under way.
+        attempt: The newest attempt that was seen.
 
     Args:
         abort: Ends a stream by its request name.
@@ -42,10 +32,10 @@ class Fence:
     def __init__(self, run: str, abort: Callable[[str], Awaitable[None]]) -> None:
         self.run = run
         self.attempt = 0
-        self.phase = _IDLE
+        self._phase = _IDLE  # or the verb under way
         self._abort = abort
         self._newest = 0  # seq
-        self._replies: dict[int, _Reply] = {}
+        self._replies: dict[int, tuple[str, asyncio.Task[Any]]] = {}  # verb and outcome, by seq
         self._slot = asyncio.Lock()
         self._streams: dict[str, int] = {}  # request -> attempt
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -53,7 +43,7 @@ class Fence:
     @property
     def busy(self) -> str:
         """Return the verb under way, or `idle`."""
-        return self.phase if self.phase != _IDLE or not self._streams else "generate"
+        return self._phase if self._phase != _IDLE or not self._streams else "generate"
 
     async def once(self, call: Call, work: _Work) -> Any:
         """Return the outcome of a mutating call, which is done now, under way or recorded.
@@ -70,17 +60,17 @@ class Fence:
                     hint="Resume the run: its state in the pool is not what the caller thinks.",
                 )
             self._newest = call.seq
-            reply = self._replies[call.seq] = _Reply(call.verb, self._spawn(call, work))
-            ended = [seq for seq, recorded in self._replies.items() if recorded.task.done()]
+            reply = self._replies[call.seq] = (call.verb, self._spawn(call, work))
+            ended = [seq for seq, (_, task) in self._replies.items() if task.done()]
             for seq in ended[: max(0, len(self._replies) - RECORDED)]:
                 del self._replies[seq]
-        elif reply.verb != call.verb:
+        verb, outcome = reply
+        if verb != call.verb:
             raise Conflict(
-                f"call {call.seq} of {self.run} attempt {call.attempt} was {reply.verb}, now it is "
-                f"{call.verb}",
+                f"call {call.seq} of {self.run} attempt {call.attempt} was {verb}, now it is {call.verb}",
                 hint="A sequence number belongs to one call; repeat that call or count on.",
             )
-        return await asyncio.shield(reply.task)
+        return await asyncio.shield(outcome)
 
     async def read(self, call: Call, work: _Work) -> Any:
         """Return the result of a call that reads the slot, between the ones that change it."""
@@ -139,8 +129,8 @@ class Fence:
             await self._abort(request)
         async with self._slot:
             self._check(call)
-            self.phase = call.verb
+            self._phase = call.verb
             try:
                 return await work()
             finally:
-                self.phase = _IDLE
+                self._phase = _IDLE

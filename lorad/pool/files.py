@@ -1,6 +1,4 @@
-"""The files of published versions, written behind the backs of the runs by one thread, in the order of
-publishing.
-"""
+"""The files of published versions, which one thread writes in the background, in the order of publishing."""
 
 import asyncio
 import logging
@@ -19,8 +17,9 @@ _PENDING = 4  # versions of a run that may wait for the disk: each holds its ten
 
 
 class VersionFiles:
-    """Writes and reads the files of versions in a thread of its own; a failed write fails each later call of
-    its run. `base_model` is what the PEFT configuration names as the base.
+    """Writes the files of versions in a thread of its own. A failed write fails each later call of its run.
+
+    `base_model` is what the PEFT configuration names as the base.
     """
 
     def __init__(self, base_model: str) -> None:
@@ -29,7 +28,7 @@ class VersionFiles:
         self._pending: dict[str, list[Future[Any]]] = {}
 
     def write(self, run: str, adapter: Adapter, directory: Path, facts: dict[str, Any]) -> None:
-        """Begin to write; returns at once."""
+        """Begin to write, and return at once."""
         put = partial(write_peft, adapter, base_model=self._base_model)
         future = self._thread.submit(write_directory, directory, put, facts)
         future.add_done_callback(partial(_log_failure, directory))
@@ -39,12 +38,10 @@ class VersionFiles:
         """Raise what went wrong with the files of an earlier version of `run`; does not wait."""
         waiting = self._pending.get(run, [])
         for future in [future for future in waiting if future.done()]:
-            if (error := future.exception()) is not None:
-                raise (
-                    error
-                    if isinstance(error, LoradError)
-                    else LoradError(f"writing version files failed: {error!r}")
-                )
+            if isinstance(error := future.exception(), LoradError):
+                raise error
+            if error is not None:
+                raise LoradError(f"writing version files failed: {error!r}")
             waiting.remove(future)
 
     async def room(self, run: str) -> None:

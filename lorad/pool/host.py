@@ -1,7 +1,6 @@
 """Start a pool from its configuration: make the trainer and the engine, and watch both while they serve."""
 
 import asyncio
-import contextlib
 import importlib.metadata
 import logging
 import os
@@ -9,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from lorad.pool.lodging import within_what_is_free
 from lorad.pool.microbatches import lend_cache, room_for
 from lorad.pool.service import PoolService
 from lorad.pool.state import Pool
-from lorad.pool.usage_file import kept, usage_file_of
+from lorad.pool.usage_file import keep_writing, usage_file_of
 from lorad.pool.work import rate_of
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.listener import answers, listen, remove
@@ -76,12 +76,11 @@ class _Training:
     teacher: Trainer | None = None
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _started(
-    config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None"
+    config: PoolSetup, facts: ModelFacts, compute: Compute, root: Path, grant: "Grant | None"
 ) -> AsyncIterator[tuple[_Training, Engine]]:
-    """Start trainer and engine, and end them at the end. They are in the pool's directory `root` and on the
-    nodes of `grant`.
+    """Start trainer and engine, in the pool's directory `root` and on the nodes of `grant`, for the block.
 
     Raises SpecError when model, backend or mode is not usable, PoolLost with the end of its log when a
     process of theirs fails; then, and when it is cancelled, nothing of them is left.
@@ -91,9 +90,11 @@ async def _started(
         parts = {name: getattr(config, name) for name in ("trainer", "engine", "quantize")}
         parts |= {axis: getattr(config.ranks, axis) for axis in AXES if config.ranks is not None}
         refuse(BackendSetup(**parts, mode=mode))
-    training, engine = await _Start(config, compute, root, grant).both()
-    returns = None
-    try:
+    async with AsyncExitStack() as trainers, AsyncExitStack() as engines:
+        trainer_type = trainer_class(config.trainer, config.trainer_class)
+        engine_type = engine_class(config.engine, config.engine_class)
+        start = _Start(config, facts, compute, root, grant, trainer_type, engine_type, trainers, engines)
+        training, engine = await start.both()
         if config.mode == "timesliced" and not engine.capabilities().sleep:
             why = f"timesliced, but {config.engine} cannot sleep"
             raise SpecError(why, key="pool.mode", hint="Use resident, or auto.")
@@ -105,26 +106,23 @@ async def _started(
                 while True:
                     replacing.replace_node(*await grant.returned.get())
 
-            returns = asyncio.create_task(replace_lost())
+            engines.callback(asyncio.create_task(replace_lost()).cancel)
         yield training, engine
-    finally:
-        if returns is not None:
-            returns.cancel()
-        try:
-            await engine.close()
-        finally:
-            await training.trainer.shut_down()
 
 
+@dataclass(frozen=True)
 class _Start:
-    def __init__(self, config: PoolSetup, compute: Compute, root: Path, grant: "Grant | None") -> None:
-        self.config = config
-        self.compute = compute
-        self.root = root
-        self.grant = grant
-        self.facts: ModelFacts = read_facts(Path(config.model_path))
-        self.trainer_type: Any = trainer_class(config.trainer, config.trainer_class)
-        self.engine_type: Any = engine_class(config.engine, config.engine_class)
+    """Starts trainer and engine. What has started is ended with the stack that it is put on."""
+
+    config: PoolSetup
+    facts: ModelFacts
+    compute: Compute
+    root: Path
+    grant: "Grant | None"
+    trainer_type: Any
+    engine_type: Any
+    trainers: AsyncExitStack
+    engines: AsyncExitStack
 
     async def both(self) -> tuple[_Training, Engine]:
         """Start trainer and engine side by side on a CPU, and where each has devices of its own.
@@ -144,26 +142,13 @@ class _Start:
             first = asyncio.create_task(self._training())
             second = asyncio.create_task(self._engine())
             try:
-                await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
-                for task in (first, second):
-                    if task.done():
-                        task.result()
-                return await first, await second
+                return await asyncio.gather(first, second)
             except BaseException:  # when one fails, the other is ended too
                 first.cancel()
                 second.cancel()
-                trainer_result, engine_result = await asyncio.gather(first, second, return_exceptions=True)
-                if isinstance(engine_result, Engine):
-                    await engine_result.close()
-                if isinstance(trainer_result, _Training):
-                    await trainer_result.trainer.shut_down()
+                await asyncio.gather(first, second, return_exceptions=True)
                 raise
-        training = await self._training()
-        try:
-            return training, await self._engine()
-        except BaseException:
-            await training.trainer.shut_down()
-            raise
+        return await self._training(), await self._engine()
 
     async def _fused(self, setup: RanksSetup) -> tuple[_Training, Engine]:
         """Start a trainer of one rank and the engine over transformers on one base of this process."""
@@ -180,16 +165,14 @@ class _Start:
             whole=True,
         )
         trainer = await FusedTrainer.start(self.compute, settings, config.model)
-        try:
-            cache = partial(engine_cache, config, self.facts, own=False)
-            about = Path(config.model_path), self.facts.linears, cache
-            mix = not config.deterministic
-            engine = self.engine_type.on(trainer.body, self.compute, *about, mix_calls=mix)
-            checksum = await trainer.base_checksum()
-            return _Training(trainer, checksum, teacher=await self._teacher()), engine
-        except BaseException:
-            await trainer.shut_down()
-            raise
+        self.trainers.push_async_callback(trainer.shut_down)
+        cache = partial(engine_cache, config, self.facts, own=False)
+        about = Path(config.model_path), self.facts.linears, cache
+        mix = not config.deterministic
+        engine: Engine = self.engine_type.on(trainer.body, self.compute, *about, mix_calls=mix)
+        self.engines.push_async_callback(engine.close)
+        checksum = await trainer.base_checksum()
+        return _Training(trainer, checksum, teacher=await self._teacher()), engine
 
     async def _training(self) -> _Training:
         config = self.config
@@ -210,18 +193,16 @@ class _Start:
         logs = log_directory(self.root)
         more = {} if self.grant is None else {"hosts": self.grant.hosts}
         trainer: Trainer = await self.trainer_type.start(setup, settings, work=self.root, logs=logs, **more)
-        try:
-            checksum = await trainer.base_checksum()
-            is_lodger = config.mode == "timesliced" and trainer.capabilities().offload
-            if is_lodger:
-                await trainer.offload()
-            return _Training(trainer, checksum, trainer if is_lodger else None, await self._teacher())
-        except BaseException:
-            await trainer.shut_down()
-            raise
+        self.trainers.push_async_callback(trainer.shut_down)
+        checksum = await trainer.base_checksum()
+        is_lodger = config.mode == "timesliced" and trainer.capabilities().offload
+        if is_lodger:
+            await trainer.offload()
+        return _Training(trainer, checksum, trainer if is_lodger else None, await self._teacher())
 
     async def _training_on(self, base: Base) -> _Training:
         trainer: Trainer = self.trainer_type(base, self.compute, self.config.model)
+        self.trainers.push_async_callback(trainer.shut_down)
         HEART.tell("hashing its weights")
         return _Training(trainer, await trainer.base_checksum(), teacher=await self._teacher())
 
@@ -243,8 +224,9 @@ class _Start:
             start = partial(self.engine_type.start, self.compute, Path(config.model_path), self.facts.linears)
             cache = partial(engine_cache, config, self.facts, own=True)
             place = partial(_place, config, self.facts)
-            own: Engine = await start(place, cache, mix_calls=not config.deterministic)
-            return own
+            engine: Engine = await start(place, cache, mix_calls=not config.deterministic)
+            self.engines.push_async_callback(engine.close)
+            return engine
         if config.server is None:
             return self._engine_on(await self.compute.run(_load, config, self.facts), own=True)
         # with aiohttp, which a builtin pool does without
@@ -265,9 +247,10 @@ class _Start:
         shapes = {**self.facts.linears, **served_experts(config.engine, self.facts)}
         logs = log_directory(self.root)
         more = {} if self.grant is None else {"hosts": hosts}
-        engine: Engine = await self.engine_type.open(
+        engine = await self.engine_type.open(
             config.server, settings, shapes, work=self.root, logs=logs, **more
         )
+        self.engines.push_async_callback(engine.close)
         return engine
 
     def _engine_on(self, base: Base, *, own: bool) -> Engine:
@@ -277,28 +260,29 @@ class _Start:
         engine: Engine = self.engine_type(
             base, self.compute, directory, cache_bytes=cache, mix_calls=not self.config.deterministic
         )
+        self.engines.push_async_callback(engine.close)
         return engine
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _granted(config: PoolSetup, root: Path) -> AsyncIterator["Grant | None"]:
     """Hold the nodes of a pool over several machines; None for one of this machine alone.
 
-    Raises SpecError for what cannot be on nodes, and what `Grant.held` raises.
+    Raises SpecError for what cannot be on nodes, and what `Grant.lead` raises.
     """
     if config.nodes is None and (config.mode != "split" or config.rollout_devices):
         yield None
         return
     # with TLS, which other pools do without
     from lorad.grants.fits import checked_nodes
-    from lorad.grants.grant import taken
+    from lorad.grants.grant import hold_nodes
 
-    async with taken(checked_nodes(config), config.pool, root, log_directory(root)) as grant:
+    async with hold_nodes(checked_nodes(config), config.pool, root, log_directory(root)) as grant:
         yield grant
 
 
 def _load(config: PoolSetup, facts: ModelFacts, path: str = "") -> Base:
-    """Load the pool's model, whose facts are given, or the one at `path`, in the same dtype and as it is."""
+    """Load the pool's model, or the one at `path` in the same dtype and without quantization."""
     dtype, device = _place(config, facts)
     quantize = None if path else config.quantize
     return load_base(Path(path or config.model_path), dtype, device, quantize)
@@ -326,7 +310,7 @@ async def run(config: PoolSetup, root: Path) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, pool.stopping.set)
         path = Path(config.socket)
-        with contextlib.closing(listen(path)) as listener:
+        with closing(listen(path)) as listener:
             log.info("pool %s serves %s on %s", config.pool, config.model, config.socket)
             watch = asyncio.create_task(watch_both(pool))
             alone = asyncio.create_task(_end_when_alone(pool, config, Home(default_home())))
@@ -350,9 +334,7 @@ async def follow_loop() -> None:
 
 
 async def watch_both(pool: Pool) -> PoolLost:
-    """Stop the pool when its engine or trainer will never serve again: the next life of the pool begins with
-    others.
-    """
+    """Stop the pool when its engine or trainer will never serve again; its next life has new ones."""
     lost = ""
     while not lost:
         engine = await pool.engine.health()
@@ -368,9 +350,7 @@ async def watch_both(pool: Pool) -> PoolLost:
 
 
 async def _end_when_alone(pool: Pool, config: PoolSetup, home: Home) -> None:
-    """Stop a pool that nobody has needed for a while, when no daemon is there to end it and
-    free its devices.
-    """
+    """Stop a pool that nobody has needed for a while and that no daemon will end."""
     alone_since = time.monotonic()
     patience = min(_ALONE_SECONDS, max(config.idle_timeout, 1.0))
     while (now := time.monotonic()) - alone_since <= patience:
@@ -394,7 +374,7 @@ def is_needed(pool: Pool, config: PoolSetup, home: Home) -> bool:
     return bool(pool.loaded.kept()) and answers(gateway)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
     """Provide the pool of a configuration, without its socket; closed at the end, with all files written."""
     config = await asyncio.to_thread(within_what_is_free, config)
@@ -414,13 +394,12 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
         try:
             async with (
                 _granted(config, root) as grant,
-                _started(config, compute, root, grant) as (training, engine),
+                _started(config, facts, compute, root, grant) as (training, engine),
             ):
-                info = replace(_info(config, training, engine, facts, await digest), products=products)
-                if grant is not None:
-                    info = replace(info, nodes=grant.placed(training.trainer.software()))
+                info = _info(config, training, engine, facts, await digest)
+                nodes_of_pool = () if grant is None else grant.placed(training.trainer.software())
                 pool = Pool(
-                    info,
+                    replace(info, products=products, nodes=nodes_of_pool),
                     training.trainer,
                     engine,
                     teacher=training.teacher,
@@ -435,7 +414,7 @@ async def opened(config: PoolSetup, root: Path) -> AsyncIterator[Pool]:
                 lend_cache(training.trainer, engine, pool.room)
                 pool.attester.placeholders = facts.placeholders
                 pool.uses = usage_file_of(config, root, pool.ledger, pool.machine)
-                async with kept(pool.uses):
+                async with keep_writing(pool.uses):
                     try:
                         yield pool
                     finally:
@@ -461,18 +440,13 @@ def _info(
     trainer = training.trainer.capabilities()
     own_software = {name: importlib.metadata.version(name) for name in _SOFTWARE}
     trainer_software = {f"trainer.{name}": version for name, version in training.trainer.software().items()}
+    same = ("pool", "model", "model_path", "trainer", "engine", "mode", "device", "threads", "teacher")
+    of_config: dict[str, Any] = {name: getattr(config, name) for name in same}
     return PoolInfo(
-        pool=config.pool,
+        **of_config,
         pid=os.getpid(),
-        model=config.model,
-        model_path=config.model_path,
         base_checksum=training.checksum,
-        trainer=config.trainer,
-        engine=config.engine,
-        mode=config.mode,
-        device=config.device,
         dtype=trainer.dtype,
-        threads=config.threads,
         max_tokens=min(trainer.max_tokens, engine.capabilities().max_tokens),
         versions={
             "lorad": lorad.__version__,
@@ -485,7 +459,6 @@ def _info(
         parameters=facts.parameters,
         experts=facts.expert_count,
         losses=trainer.losses,
-        teacher=config.teacher,
         teacher_sha256=sha256[1],
         ranks=engine.capabilities().ranks,
         formats=engine.capabilities().formats,

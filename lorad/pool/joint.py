@@ -24,7 +24,7 @@ _SMALL = 4096  # tokens of passes that gain by company, as they take time for fe
 
 
 @dataclass(eq=False)
-class Asked:
+class JointCall:
     """One call."""
 
     work: ForwardBackward
@@ -37,17 +37,15 @@ class Asked:
 
 
 class Joint:
-    """Calls that are done together, or each by itself unless it `joins` them. All methods belong to the
-    pool's asyncio loop.
-    """
+    """Calls that are done together, or each by itself unless it `joins` them; for the pool's asyncio loop."""
 
     def __init__(self, trainer: Trainer, *, joins: bool) -> None:
         self._trainer = trainer
         self._joins = joins
-        self._waiting: list[Asked] = []
+        self._waiting: list[JointCall] = []
         self._worker: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
-        self._returns = _Returns()
+        self.returns = _Returns()
 
     async def forward_backward(self, work: ForwardBackward) -> Gradients:
         """Do what `Trainer.forward_backward` does.
@@ -60,17 +58,13 @@ class Joint:
             return await self._trainer.forward_backward(
                 work.slot, work.batch, work.targets, work.loss, work.normaliser
             )
-        waiting = Asked(work, caller(), max(1, tokens_of(work.batch)))
+        waiting = JointCall(work, caller(), max(1, tokens_of(work.batch)))
         self._waiting.append(waiting)
-        self._returns.came(work.slot)
+        self.returns.came(work.slot)
         self._came.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await waiting.done
-
-    def forget(self, slot: str) -> None:
-        """Wait for a slot no more, as it is closed."""
-        self._returns.forget(slot)
 
     async def _work(self) -> None:
         while calls := await self._gathered():
@@ -79,7 +73,7 @@ class Joint:
                 asked.caller.wait(now - asked.at)
             WORK.set(Together([asked.caller for asked in calls], [asked.tokens for asked in calls]))
             try:
-                with self._returns.passing({asked.work.slot: asked.tokens for asked in calls}):
+                with self.returns.passing({asked.work.slot: asked.tokens for asked in calls}):
                     stats = await self._trainer.forward_backward_many([asked.work for asked in calls])
             except Exception as error:
                 for asked in calls:
@@ -90,20 +84,20 @@ class Joint:
                     if not asked.done.done():
                         asked.done.set_result(own)
 
-    async def _gathered(self) -> list[Asked]:
+    async def _gathered(self) -> list[JointCall]:
         """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the
         queue, once the ones have come that are expected soon.
         """
         while True:
             waiting = [asked.tokens for asked in self._waiting if not asked.done.done()]
             room = _SMALL - sum(waiting) if waiting else 0  # nobody is waited for where nothing waits
-            if (seconds := self._returns.seconds_worth_waiting(room)) <= 0:
+            if (seconds := self.returns.seconds_worth_waiting(room)) <= 0:
                 break
             self._came.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), seconds)
         self._waiting = [asked for asked in self._waiting if not asked.done.done()]
-        calls: dict[str, Asked] = {}
+        calls: dict[str, JointCall] = {}
         tokens = 0
         for asked in self._waiting:
             if asked.work.slot in calls or (calls and tokens + asked.tokens > MOST_TOKENS):
@@ -160,6 +154,7 @@ class _Returns:
             self._away |= {slot: _Away(self._now(), self._groups, own) for slot, own in tokens.items()}
 
     def forget(self, slot: str) -> None:
+        """Wait for a slot no more, as it is closed."""
         self._away.pop(slot, None)
         self._quick.discard(slot)
 

@@ -57,7 +57,7 @@ class Ledger:
         self._entries: list[Use] = []
         self._by_key: dict[tuple[Payer, _Seat, int], Use] = {}
         self._changed: dict[int, Use] = {}
-        self._held: dict[int, float] = {}  # since energy was shared out last
+        self._uncharged: dict[int, float] = {}  # since energy was shared out last
 
     def opens(self, run: str, step: int) -> None:
         """Note that a run comes, or comes again; what follows stands apart from what was before."""
@@ -145,11 +145,11 @@ class Ledger:
         """
         with self._lock:
             self._settle(self._clock())
-            if joules is not None and (total := sum(self._held.values())) > 0:
-                for number, seconds in self._held.items():
+            if joules is not None and (total := sum(self._uncharged.values())) > 0:
+                for number, seconds in self._uncharged.items():
                     use = self._touched(self._entries[number - 1])
                     use.joules = (use.joules or 0.0) + joules * seconds / total
-                self._held.clear()
+                self._uncharged.clear()
             if memory:
                 use = self._entry(NOBODY)
                 use.memory = max(use.memory, memory)
@@ -157,8 +157,8 @@ class Ledger:
             self._changed = {}
             return [msgspec.structs.replace(use) for use in changed.values()]
 
-    def again(self, uses: list[Use]) -> None:
-        """Return these entries once more from `settle`: they could not be written."""
+    def put_back(self, uses: list[Use]) -> None:
+        """Have the next `settle` return these entries, too, as they could not be written."""
         with self._lock:
             for use in uses:
                 self._touched(self._entries[use.entry - 1])
@@ -187,7 +187,7 @@ class Ledger:
             part = seconds * weight / total
             use.held += part
             use.busy += part if is_work else 0.0
-            self._held[use.entry] = self._held.get(use.entry, 0.0) + part
+            self._uncharged[use.entry] = self._uncharged.get(use.entry, 0.0) + part
 
     def _entry(self, payer: Payer) -> Use:
         seat = self._seat(payer.run) if payer.attempt else _Seat()

@@ -30,7 +30,7 @@ class PoolVersion:
     """One loaded version.
 
     Attributes:
-        held: Whether its run still wants it.
+        needed_by_run: Whether its run has not released it.
         served: Whether the daemon asked for it.
         kept: Whether it stays until it is let go.
         verdict: The verdict of its attestation when it was loaded.
@@ -42,7 +42,7 @@ class PoolVersion:
     version: str
     engine_name: str
     digest: str
-    held: bool
+    needed_by_run: bool
     served: bool
     kept: bool = False
     verdict: Attestation = _UNKNOWN
@@ -77,7 +77,7 @@ class LoadedVersions:
         """End `kept`: drop the version unless its run still uses it."""
         if (entry := self._entries.get(version)) is not None and entry.kept:
             entry.kept = entry.served = False
-            if not entry.held:
+            if not entry.needed_by_run:
                 self._drop(entry)
 
     async def make_room(self, version: str, places: int) -> None:
@@ -98,15 +98,14 @@ class LoadedVersions:
                 )
             await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
 
-    def find(self, version: str) -> PoolVersion | None:
-        return self._entries.get(version)
-
     async def publish(self, version: str, source: AdapterSource) -> PoolVersion:
         """Load a run's new version; nobody finds it before `adopt`. A load that fails changes nothing."""
         count = self._names[version] = self._names.get(version, 0) + 1
         name = version if count == 1 else f"{version}+{count}"
         loaded = await self._engine.load(name, source)
-        return PoolVersion(version, name, source.digest, held=True, served=False, delivered=loaded.delivered)
+        return PoolVersion(
+            version, name, source.digest, needed_by_run=True, served=False, delivered=loaded.delivered
+        )
 
     def adopt(self, entry: PoolVersion) -> None:
         """Put an entry that passed its attestation in place: from now on its version means it."""
@@ -121,7 +120,7 @@ class LoadedVersions:
 
     def release(self, entry: PoolVersion) -> None:
         """Let go of an entry on behalf of its run; it stays while it is served."""
-        entry.held = False
+        entry.needed_by_run = False
         if not entry.served:
             self._drop(entry)
         self._trim()
@@ -137,7 +136,7 @@ class LoadedVersions:
             async with self._loading:
                 if version not in self._entries:
                     brought = await bring()
-                    brought.held = False
+                    brought.needed_by_run = False
                     if version in self._entries:  # published meanwhile
                         self._drop(brought)
                     else:
@@ -177,10 +176,8 @@ class LoadedVersions:
             await asyncio.wait(self._background)
 
     def _trim(self, places: int = 0) -> bool:
-        """Let go of what is only there in case it is asked for again: what exceeds SPARE, but `places` at
-        least.
-        """
-        spare = [e for e in self._entries.values() if e.served and not (e.held or e.kept or e.users)]
+        """Unload versions that are only there in case they are asked for again: at least `places` of them."""
+        spare = [e for e in self._entries.values() if e.served and not (e.needed_by_run or e.kept or e.users)]
         gone = sorted(spare, key=lambda e: e.used)[: max(places, len(spare) - SPARE)]
         for entry in gone:
             self._drop(entry)

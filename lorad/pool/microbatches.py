@@ -65,7 +65,7 @@ def room_for(config: PoolSetup, facts: ModelFacts) -> Room:
     return replace(room, lent=int(_LENT * max(0, memory_left(config, facts)) / 2))
 
 
-def chosen(args: Open, room: Room) -> Open:
+def choose_sizes(args: Open, room: Room) -> Open:
     """Fill in what `args` leaves open. Samples that are longer than a micro-batch have one of their own, in
     which activations are recomputed where only that fits.
     """
@@ -102,17 +102,13 @@ def chosen(args: Open, room: Room) -> Open:
 
 
 def lend_cache(trainer: Any, engine: Any, room: Room) -> None:
-    """Let the builtin trainer have the memory of the builtin engine on its base, for micro-batches that are
-    computed while the engine needs no keys and values; where that is anything.
-    """
+    """Lend the builtin engine's cache to the trainer's micro-batches while the engine does not need it."""
     if room.lent:
         trainer.lender = CacheLender(engine.lend, room.lent, room.token, room.dropout)
 
 
 def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes for activations on each device: what the bases leave, less what is for adapters and
-    for an engine that holds its memory meanwhile.
-    """
+    """Return the bytes for activations on each device: what bases, adapters and engine leave."""
     if config.device == "cpu":
         granted = read_machine().memory
         if granted >= NO_LIMIT:

@@ -51,6 +51,9 @@ class Phases:
         lodger: A trainer whose base is off the devices while the engine is awake (and now); None where it
             stays on them.
         ledger: Bills the calls that are inside.
+
+    Attributes:
+        is_base_away: Whether the trainer's base is in host memory.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Phases:
         self._trainer = trainer
         self._lodger = lodger
         self._ledger = Ledger() if ledger is None else ledger
-        self._is_away = lodger is not None
+        self.is_base_away = lodger is not None
         # None: a change failed, so that the engine is neither here nor there
         self._kind: Kind | None = "serving"
         self._inside = 0
@@ -77,9 +80,7 @@ class Phases:
         self._trained_at = 0.0
 
     def training(self, run: str) -> AbstractAsyncContextManager[None]:
-        """Hold the device for the trainer inside the block. Raises Conflict, and what the engine raised when
-        it slept.
-        """
+        """Hold the devices for the trainer. Raises Conflict, and what the engine raised when it slept."""
         return self._phase("training", run)
 
     def serving(self, run: str = "") -> AbstractAsyncContextManager[None]:
@@ -91,20 +92,13 @@ class Phases:
 
     @asynccontextmanager
     async def with_base(self, run: str) -> AsyncIterator[None]:
-        """Keep the trainer's base in place for work other than training; waits only where the base may be
-        away.
-        """
+        """Keep the trainer's base in place for other work than training; waits only where it may be away."""
         if self._lodger is not None:
             async with self.training(run):
                 yield
         else:
             with self._ledger.working():
                 yield
-
-    @property
-    def is_base_away(self) -> bool:
-        """Return whether the trainer's base is in host memory."""
-        return self._is_away
 
     async def stream(self, run: str, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Serve `chunks` of the engine; a reader that stops reading keeps no trainer waiting."""
@@ -225,13 +219,13 @@ class Phases:
         try:
             if kind == "training":
                 await self._engine.sleep()
-                if self._lodger is not None and self._is_away:
+                if self._lodger is not None and self.is_base_away:
                     await self._lodger.onload()
-                    self._is_away = False
+                    self.is_base_away = False
             else:
-                if self._lodger is not None and not self._is_away:
+                if self._lodger is not None and not self.is_base_away:
                     await self._lodger.offload()
-                    self._is_away = True
+                    self.is_base_away = True
                 elif self._trainer is not None:
                     await self._trainer.relax()
                 await self._engine.wake()

@@ -1,6 +1,4 @@
-"""The server of a pool: connections, each with any number of calls at once; answers in whatever order they
-come.
-"""
+"""The server of a pool. Each connection may have any number of calls at once, answered in any order."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ class PoolService:
             task = asyncio.create_task(self._connection(wire))
             _keep(self._connections, task)
             # also of a task that is cancelled before it begins
-            task.add_done_callback(partial(lambda wire, _: wire.close(), wire))
+            task.add_done_callback(partial(lambda peer, _: peer.close(), peer))
 
     async def _connection(self, wire: _Wire) -> None:
         """Read calls until the peer closes; then end its streams, but let calls that change a slot finish."""
@@ -98,9 +96,7 @@ class PoolService:
                 await wire.settle()
 
     def _take(self, wire: _Wire, call: Call, mine: dict[int, asyncio.Task[None]]) -> None:
-        """Begin to answer a call of a connection, whose calls by their ids are in `mine`, or end one. Raises
-        BadFrame.
-        """
+        """Begin to answer a call of a connection, or cancel one of `mine`, its calls. Raises BadFrame."""
         if call.verb == CANCEL:
             if isinstance(call.args, int) and call.args in mine:
                 mine[call.args].cancel()
@@ -174,9 +170,6 @@ class _Wire:
         for frame in self._frames:
             frame.cancel()
         await asyncio.gather(*self._frames, return_exceptions=True)
-
-    def close(self) -> None:
-        self._peer.close()
 
     def _sent(self, frame: asyncio.Task[None]) -> None:
         self._frames.discard(frame)

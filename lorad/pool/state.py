@@ -27,7 +27,6 @@ class Pool:
 
     Attributes:
         ledger: Who is billed.
-        vocab_size: The number that all token ids are below.
         memory: The bytes for slots and versions, 0 when not known.
         room: The memory for activations.
         uses: The file that the ledger is written to.
@@ -56,7 +55,6 @@ class Pool:
         self.engine = engine
         self.ledger = Ledger() if ledger is None else ledger
         self._teacher = teacher
-        self.vocab_size = trainer.capabilities().vocab
         self.phases = Phases(
             engine,
             is_timesliced=info.mode == "timesliced",
@@ -65,12 +63,7 @@ class Pool:
             ledger=self.ledger,
         )
         self.attester = Attester(
-            engine,
-            trainer,
-            self.vocab_size,
-            self.phases,
-            is_apart=info.mode != "fused",
-            has_experts=info.experts > 0,
+            engine, trainer, self.phases, is_apart=info.mode != "fused", has_experts=info.experts > 0
         )
         self.loaded = LoadedVersions(engine, self.attester.forget)
         self.files = VersionFiles(info.model)
@@ -117,10 +110,10 @@ class Pool:
         return f"{call.run or 'serve'}:{call.attempt}:{next(self._requests)}"
 
     async def evict(self, tenant: Tenant) -> None:
-        """Forget a run's slot and its versions, those excepted that somebody is served from."""
+        """Forget a run's slot, and its versions unless somebody is served from them."""
         self.tenants.pop(tenant.run, None)
         self.ledger.leaves(tenant.run)
-        self.joint.forget(tenant.run)
+        self.joint.returns.forget(tenant.run)
         for entry in tenant.versions:
             self.loaded.release(entry)
         critics = [] if tenant.spec.critic is None else [tenant.critic]

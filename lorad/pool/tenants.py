@@ -100,9 +100,7 @@ class Tenant:
         return self.versions[-1].engine_name if self.versions else ""
 
     def attested(self, version: str) -> PoolVersion:
-        """Find a version. Raises Conflict for one that was not attested in this attempt or is not loaded any
-        more.
-        """
+        """Find a version. Raises Conflict unless it was attested in this attempt and is still loaded."""
         for entry in self.versions:
             if entry.version == version:
                 return entry

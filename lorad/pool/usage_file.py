@@ -75,7 +75,7 @@ class UsageFile:
         uses = self._ledger.settle(reading.joules if reading is not None else None, memory)
         now = time.monotonic()
         if not (all or now - self._written >= _REST or any(use.run for use in uses)):
-            self._ledger.again(uses)
+            self._ledger.put_back(uses)
             return
         try:
             if self._log is None:
@@ -95,11 +95,11 @@ class UsageFile:
             if self._trouble != str(error):
                 log.error("%s: %s", self.path, error)
             self._trouble = str(error)
-            self._ledger.again(uses)
+            self._ledger.put_back(uses)
 
 
 @contextlib.asynccontextmanager
-async def kept(file: UsageFile) -> AsyncIterator[None]:
+async def keep_writing(file: UsageFile) -> AsyncIterator[None]:
     """Write the file inside the block, and once more at its end."""
     task = asyncio.create_task(_keep(file))
     try:

@@ -15,7 +15,6 @@ from lorad.models.facts import ModelFacts
 from lorad.models.turns import caller
 from lorad.protocol.batch import Batch
 from lorad.protocol.pool_setup import PoolSetup
-from lorad.protocol.status import TrainerStatus
 from lorad.trainers.base import Trainer, TrainerHealth
 
 _PEAKS: Mapping[str, float] = {
@@ -43,9 +42,7 @@ _WINDOW = 10.0  # seconds
 
 
 def peak_of(name: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by the name that torch gives it; None: unknown. The longest part that
-    fits decides.
-    """
+    """Return the peak FLOP/s of a GPU by torch's name for it, of which the longest known part counts."""
     fitting = [
         part for part in _PEAKS if all(word in name.replace("-", " ").split() for word in part.split())
     ]
@@ -92,9 +89,7 @@ class _Done:
 
 @dataclass
 class WorkDone:
-    """The trainer's work. All methods belong to the pool's asyncio loop. The `rate` is None where it is not
-    known.
-    """
+    """The trainer's work, for the pool's asyncio loop; `rate` is None where it is unknown."""
 
     trainer: Trainer
     rate: WorkRate | None
@@ -120,9 +115,7 @@ class WorkDone:
         return done, share if math.isfinite(share) else None
 
     def forget(self, run: str) -> None:
-        """Drop what a leaving run computed for a step that never came, so that its next attempt counts from
-        zero.
-        """
+        """Drop what a leaving run computed for a step that never came."""
         self._done.pop(run, None)
 
     async def take_memory(self) -> tuple[int | None, int | None]:
@@ -139,15 +132,9 @@ class WorkDone:
             self._peak = max(self._peak or 0, health.memory_peak)
         return msgspec.structs.replace(health, memory_peak=self._peak)
 
-    async def status(self, *, is_base_here: bool) -> TrainerStatus:
-        health = await self.health()
-        return TrainerStatus(health.alive, health.detail, is_base_here, health.memory, health.memory_peak)
-
 
 def tokens_of(batch: Batch) -> int:
-    """Count the tokens of all samples; a prompt counts once per sample, though some trainers compute it once
-    per group.
-    """
+    """Count the tokens of all samples, where each counts its prompt, too."""
     return int((batch.prompt_lengths * batch.group_sizes).sum() + batch.completion_lengths.sum())
 
 

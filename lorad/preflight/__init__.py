@@ -4,6 +4,6 @@ It gets one question of the daemon on stdin and reads what the spec names as the
 one answer.
 
 A check is a function in the file of its subject, called in `preflight/__main__.py`; what a backend cannot do
-is a row in `limits/`. Memory is told part by part in `preflight/pool_memory.py`. `tests/preflight/` holds
+is a row in `limits/`. Memory is foreseen part by part in `preflight/pool_memory.py`. `tests/preflight/` holds
 every refusal with its words.
 """

@@ -1,5 +1,4 @@
-"""Everything that a spec names, looked at before anything starts: model, targets, adapter, data, reward,
-memory.
+"""Look at everything that a spec names before anything starts: model, adapter, data, reward, memory.
 
 `python -m lorad.preflight` reads a SpecQuestion on stdin and prints PreflightLines, see
 `lorad.protocol.preflight`. What user code prints meanwhile goes to stderr. The exit code is 0.
@@ -13,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lorad.startup import quick_imports
 
@@ -26,16 +25,10 @@ with quick_imports():
     from lorad.adapters.readers import refuse_interleaved
     from lorad.adapters.targets import leaf
     from lorad.adapters.validate import expected_shapes, refuse_unfit, validate
-    from lorad.backends.setup import (
-        adapter_config,
-        backend_setup,
-        needs_base,
-        served_experts,
-        targets_of,
-    )
+    from lorad.backends.setup import adapter_config, backend_setup, needs_base, served_experts, targets_of
     from lorad.backends.spread import check_spread, places
     from lorad.box.cluster import Cluster
-    from lorad.box.config import Backend, Config, backends_of, cluster_of
+    from lorad.box.config import Backend, Config, from_plain
     from lorad.box.config import load as load_config
     from lorad.box.machine import available_memory
     from lorad.box.paths import Home, default_home
@@ -49,17 +42,10 @@ with quick_imports():
     from lorad.models.facts import ModelFacts, check_tensors, check_whole, known_config, read_facts
     from lorad.models.families import FUSED
     from lorad.notify import deliver
-    from lorad.preflight.backends import check_backends, server_check
-    from lorad.preflight.directory import check_weights, checked_tokenizer, model_directory
+    from lorad.preflight.backends import check_backends
+    from lorad.preflight.directory import check_blocks, check_weights, checked_tokenizer, model_directory
     from lorad.preflight.look import look_at
-    from lorad.preflight.memory import check_memory
-    from lorad.preflight.pool_memory import (
-        Numbers,
-        memory_of_gpus,
-        pool_memory,
-        step_of,
-    )
-    from lorad.preflight.quantize import check_blocks
+    from lorad.preflight.pool_memory import Numbers, check_memory, memory_of_gpus, pool_memory, step_of
     from lorad.preflight.rewards import check_reward
     from lorad.preflight.routes import check_routes, records_routes
     from lorad.preflight.rows import check_rows, judged_rows
@@ -76,8 +62,7 @@ with quick_imports():
         settled_mode,
     )
     from lorad.preflight.user_code import check_env, check_sets, open_env, refuse_unset
-    from lorad.preflight.usual import own_or_usual
-    from lorad.protocol.preflight import BaseFacts, ErrorSaid, PreflightLine, SpecFacts, SpecQuestion
+    from lorad.protocol.preflight import BaseFacts, ErrorFacts, PreflightLine, SpecFacts, SpecQuestion
     from lorad.rl.completions.targets import TargetDataset, load_held_out, load_train
     from lorad.rl.data import Dataset, Example
     from lorad.rl.doubts import doubts, refuse_contradictions
@@ -90,6 +75,7 @@ with quick_imports():
     from lorad.spec.notify import Notify
     from lorad.spec.numbers import Loggers
 
+_T = TypeVar("_T")
 _Shapes = dict[str, tuple[int, int]]
 _OPENED_AS = (
     "Paths of a spec are opened as the user who starts the run; relative ones begin where it is started."
@@ -110,24 +96,23 @@ def preflight(
     written: dict[str, str] | None = None,
     **machine: Any,
 ) -> SpecFacts:
-    """Check a spec like `checked`, which stops at the first error; other errors found on disk are added to
-    that one.
+    """Check a spec like `_checked`, which stops at the first error; other errors found on disk join that one.
 
-    Args:
-        loggers, notify: what runs have whose spec names none; None to read config.yaml.
-        backends, cluster: what the box has; where backends is None, config.yaml has both.
-        look: whether to describe the data, too.
-        written: see SpecQuestion.
+    loggers, notify: what runs have whose spec names none; None to read config.yaml.
+    backends, cluster: what the box has; where backends is None, config.yaml has both.
+    look: whether to describe the data, too.
+    written: see SpecQuestion.
     """
     begin("reading the model")
     try:
-        usual = load_config(Home(default_home()).config).loggers if loggers is None else loggers
+        is_known = None not in (loggers, notify, backends)
+        box = Config() if is_known else load_config(Home(default_home()).config)
+        usual = box.loggers if loggers is None else loggers
         chosen = own_or_usual(spec.loggers, usual, choose.refuse_unfit)
-        heard = load_config(Home(default_home()).config).notify if notify is None else notify
+        heard = box.notify if notify is None else notify
         receivers = own_or_usual(spec.notify, heard, partial(deliver.refuse_unfit, cwd=cwd))
-        box = Config(backends=backends or {}, cluster=cluster)
-        if backends is None:
-            box = load_config(Home(default_home()).config)
+        if backends is not None:
+            box = Config(backends=backends, cluster=cluster)
         with naming_adapter(spec, written):
             if spec.lora.adapter_path is not None:
                 directory = model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec))
@@ -136,11 +121,22 @@ def preflight(
         seen = look_at(data, tokenizer) if look and data.take(0, 1) else None
         return replace(facts, loggers=chosen, notify=receivers, look=seen)
     except SpecError as error:
-        others = {
-            other.message: other for other in _wrong_on_disk(spec, cwd) if other.message != error.message
-        }
+        others = {other.message: other for other in _wrong_on_disk(spec, cwd)}
+        others.pop(error.message, None)
         error.others = (*error.others, *others.values())
         raise
+
+
+def own_or_usual(own: _T | None, usual: _T, refuse_unfit: Callable[[_T], None]) -> _T:
+    """Return what the spec names, else what config.yaml does. Raises SpecError where `refuse_unfit` does."""
+    if own is not None:
+        refuse_unfit(own)
+        return own
+    try:
+        refuse_unfit(usual)
+    except SpecError as error:
+        raise error.at("config.yaml") from None
+    return usual
 
 
 def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
@@ -149,7 +145,7 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
     sources = [*names_of(spec.data.train), *names_of(spec.data.eval), *sets]
     looks: list[Callable[[], object]] = [
         lambda: model_directory(spec.model.path, cwd, any_architecture=not needs_base(spec)),
-        *(partial(_there, source, cwd) for source in sources),
+        *(partial(_read_first_row, source, cwd) for source in sources),
         lambda: UserFunctions(spec.algorithm, cwd),
     ]
     for judged in (spec, *spec.of_sources.values()):
@@ -165,8 +161,8 @@ def _wrong_on_disk(spec: Spec, cwd: Path) -> Iterator[SpecError]:
             pass
 
 
-def _there(source: str, cwd: Path) -> None:
-    """A builtin task, or a file that begins with a row. A hub dataset is not asked for. Raises SpecError."""
+def _read_first_row(source: str, cwd: Path) -> None:
+    """Read the first row of a source that is a file. Raises SpecError."""
     if source not in TASKS and Path(source).suffix.lower() in SUFFIXES:
         next(iter(read_rows(source, "train", cwd)), None)
 
@@ -182,9 +178,7 @@ def _checked(
     warm: bool = False,
     reference: Path | None = None,
 ) -> tuple[SpecFacts, Dataset, Tokenizer]:
-    """Check a spec against disk, machine and config.yaml; the arguments are those of `SpecQuestion`. Returns
-    what it found, with the data that it read and the tokenizer. Raises SpecError.
-    """
+    """Check the spec of a `SpecQuestion`: return its facts, data and tokenizer. Raises SpecError."""
     refuse_contradictions(spec)
     check_backends(spec, box)
     is_here, device = _where(spec, box, device, devices)
@@ -216,8 +210,11 @@ def _checked(
     warnings += check_sets(spec, tokenizer, cwd) + _warnings(spec, adapter, tokenizer, data, held_out)
     base = replace(_base_facts(adapter, model, teacher), routes=records_routes(spec, model))
     if spec.rollout.backend in SERVERS:
-        said = {"device": device, "elsewhere": not is_here, "stop_token_ids": tokenizer.eos_ids}
-        warnings += server_check()(spec, box, base, directory, cwd, **said)
+        from lorad.preflight.servers import check_server  # its HTTP client takes as long as all the rest
+
+        warnings += check_server(
+            *(spec, box, base, directory, cwd), device=device, stops=tokenizer.eos_ids, elsewhere=not is_here
+        )
     facts = SpecFacts(
         **asdict(base),
         model_path=str(directory),
@@ -245,9 +242,9 @@ def _checked(
 
 
 def _where(spec: Spec, box: Config, device: str, count: int) -> tuple[bool, str]:
-    """Check where the run may go: whether that is this machine, too, and what it computes on otherwise.
+    """Return whether this machine, of `count` devices, may have the run, and on which device it computes.
 
-    `device` and `count` describe this machine. Raises SpecError.
+    Raises SpecError.
     """
     where = places(spec, box.cluster, device, count)
     check_spread(spec, box.cluster, where)
@@ -264,9 +261,10 @@ def _is_evaluated(spec: Spec) -> bool:
 def _numbers(
     spec: Spec, adapter: AdapterConfig, shapes: _Shapes, reference: Path | None, referred: ModelFacts
 ) -> Numbers:
-    """Count the parameters of the adapter, of what KL is measured against, and of the critic.
+    """Count the parameters of the adapter, of the `reference` for KL, whose base is `referred`, and of the
+    critic.
 
-    referred: the base of `reference`. Raises SpecError unless that fits.
+    Raises SpecError for a reference that does not fit.
     """
     algorithm = spec.algorithm
     size = sum(map(math.prod, expected_shapes(adapter, shapes).values()))
@@ -288,9 +286,7 @@ def _numbers(
 
 
 def _model_facts(spec: Spec, directory: Path) -> ModelFacts:
-    """Check that the weight files are whole and, of a model that lorad computes itself, that they have its
-    tensors; where the pool's own process loads them, no others. Raises SpecError.
-    """
+    """Check the weight files, and the tensors that the pool's own process loads. Raises SpecError."""
     config = known_config(directory)
     if needs_base(spec) and config is None:
         try:
@@ -324,7 +320,7 @@ def _base_facts(adapter: AdapterConfig, model: ModelFacts, teacher: Teacher | No
 def _check_user_code(
     spec: Spec, data: Dataset, held_out: list[Example], tokenizer: Tokenizer, cwd: Path
 ) -> tuple[bool, list[str]]:
-    """Rewards, environments, losses and advantages can be loaded and do what they should.
+    """Check that rewards, environments, losses and advantages can be loaded, and try them.
 
     Raises SpecError. Returns whether evals have a reward, and warnings.
     """
@@ -389,10 +385,6 @@ def _warnings(
     return [text for text, holds in doubts.items() if holds]
 
 
-def _refused(error: Exception) -> PreflightLine:
-    return PreflightLine(error=msgspec.convert(to_wire(error), ErrorSaid))
-
-
 def main() -> int:
     with contextlib.suppress(OSError):  # where memory is short, the kernel ends a check before any run
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
@@ -401,6 +393,7 @@ def main() -> int:
     with contextlib.redirect_stdout(sys.stderr), telling(answers):
         try:
             request = msgspec.json.decode(sys.stdin.buffer.read(), type=SpecQuestion)
+            plain = request.backends
             facts = preflight(
                 convert(request.spec),
                 cwd=Path(request.cwd),
@@ -408,23 +401,22 @@ def main() -> int:
                 devices=request.devices,
                 available=request.available,
                 warm=request.warm,
-                backends=None if request.backends is None else backends_of(request.backends),
+                backends=from_plain(plain, dict[str, Backend]) if plain is not None else None,
                 reference=None if request.reference is None else Path(request.reference),
                 loggers=request.loggers,
                 notify=request.notify,
                 look=request.look,
-                cluster=cluster_of(request.cluster),
+                cluster=from_plain(request.cluster, Cluster) if request.cluster is not None else None,
                 written=request.written,
             )
             answer = PreflightLine(facts=facts)
-        except OSError as error:
-            unreadable = SpecError(
-                f"{error.filename or 'a file'}: {error.strerror or error}", hint=_OPENED_AS
-            )
-            answer = _refused(unreadable)
         except Exception as error:
-            traceback.print_exc()
-            answer = _refused(error)
+            if isinstance(error, OSError):
+                problem = f"{error.filename or 'a file'}: {error.strerror or error}"
+                error = SpecError(problem, hint=_OPENED_AS)
+            else:
+                traceback.print_exc()
+            answer = PreflightLine(error=msgspec.convert(to_wire(error), ErrorFacts))
     with open(answers, "wb") as file:
         file.write(b"\n" + msgspec.json.encode(answer) + b"\n")
     return 0

@@ -1,4 +1,4 @@
-"""Doubts about answers: a builtin reward compares completions with them, and no completion can agree."""
+"""Doubts about answers with which no completion can agree, where a builtin reward compares them."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -44,10 +44,7 @@ def answer_doubts(
     sampling: Sampling,
     tokenizer: Tokenizer,
 ) -> list[str]:
-    """Return warnings about answers with which no completion can agree; each says which rows it is about.
-
-    `key` is the key of the spec that names the rows.
-    """
+    """Return warnings about answers with which no completion can agree, and the rows of `key` with them."""
     names = [reward.name for reward in rewards if compares(reward.name, reward.pattern)]
     doubtful: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
     rows = iter(rows) if names else iter(())
@@ -65,7 +62,7 @@ def _doubts(
     name: str, rows: Iterable[Row], data: Data, sampling: Sampling, tokenizer: Tokenizer
 ) -> Iterator[tuple[Row, str, str]]:
     """Look at each answer. Yields the row, which sentence is true of it, and words about the answer."""
-    special = re.compile("|".join(map(re.escape, tokenizer.special_texts)) or r"(?!)")
+    special = re.compile("|".join(map(re.escape, tokenizer.special.values())) or r"(?!)")
     stops = re.compile("|".join(map(re.escape, sampling.stop)) or r"(?!)")
     long: list[tuple[Row, str]] = []
     for row in rows:

@@ -1,6 +1,6 @@
-"""Backends of a spec, looked at before anything starts: their names, and the keys that are for them."""
+"""Look at the backends of a spec before anything starts: their names, and the keys that are for them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from lorad.backends import registry
@@ -17,11 +17,7 @@ _KEYS_OF_SERVERS = ("servers", "tp", "url", "key_file", "admin_key_file")
 
 
 def check_backends(spec: Spec, config: Config) -> None:
-    """Check what the spec and config.yaml show by themselves.
-
-    Raises SpecError for a backend that is neither built in nor configured, and for keys and modes that belong
-    to another.
-    """
+    """Check the names of the backends, and the keys and modes that belong to them. Raises SpecError."""
     _check_name("trainer.backend", spec.trainer.backend, registry.TRAINERS, config, "trainer")
     _check_name("rollout.backend", spec.rollout.backend, registry.ENGINES, config, "engine")
     refuse(backend_setup(spec))
@@ -47,18 +43,8 @@ def check_backends(spec: Spec, config: Config) -> None:
             )
 
 
-def server_check() -> Callable[..., list[str]]:
-    """Import `check_server` where it is needed: its HTTP client takes as long as the rest of preflight."""
-    from lorad.preflight.servers import check_server
-
-    return check_server
-
-
 def _check_name(key: str, name: str, builtin: Iterable[str], config: Config, kind: str) -> None:
-    """Check that `name` is one of `known`, or has a class of this kind (`trainer`, `engine`) in config.yaml.
-
-    Raises SpecError.
-    """
+    """Check that a trainer or an engine is built in, or has a class in config.yaml. Raises SpecError."""
     names = {*builtin, *(other for other, backend in config.backends.items() if getattr(backend, kind))}
     if name not in names:
         others = f"{', '.join(sorted(names))}; config.yaml can name others, each with the class of its {kind}"
@@ -66,9 +52,7 @@ def _check_name(key: str, name: str, builtin: Iterable[str], config: Config, kin
 
 
 def _check_server_keys(spec: Spec) -> None:
-    """Keys of servers that lorad starts, and of those that the user runs, are not mixed, and every address is
-    one, and listed once. Raises SpecError.
-    """
+    """Check addresses, and that keys are either of lorad's servers or of the user's. Raises SpecError."""
     rollout = spec.rollout
     if rollout.urls and spec.pool.mode == "timesliced":
         raise SpecError(

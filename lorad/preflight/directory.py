@@ -1,13 +1,17 @@
-"""The directory of a model: where it is, and whether its weight files are whole."""
+"""Look at the directory of a model: its weight files, its linears to be rounded, its tokenizer."""
 
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from lorad.adapters.targets import HEAD
 from lorad.errors import SpecError
 from lorad.files import expanded, open_file, refuse_sparse
 from lorad.models.directory import INDEX, indexed, resolve
+from lorad.models.facts import ModelFacts, refuse_unfilled
+from lorad.models.families import FUSED
 from lorad.rl.tokenizer import Tokenizer
+from lorad.spec.model import Spec
 
 
 def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
@@ -17,11 +21,22 @@ def model_directory(path: str, cwd: Path, *, any_architecture: bool) -> Path:
     return resolve(place, any_architecture=any_architecture)
 
 
-def check_weights(directory: Path) -> None:
-    """Check that every weight file is as long as its header says and has what the index says.
+def check_blocks(spec: Spec, facts: ModelFacts) -> None:
+    """Raise SpecError for linears that blocks do not fill, and for experts in tensors of all experts."""
+    if spec.model.quantize and facts.model_type in FUSED:
+        raise SpecError(
+            f"{spec.model.quantize}, but the experts of {facts.model_type} lie in tensors of all experts, "
+            "which lorad does not round",
+            key="model.quantize",
+            hint="Leave it out.",
+        )
+    if spec.model.quantize == "nf4":
+        everything = {**facts.linears, **facts.experts}
+        refuse_unfilled({name: shape for name, shape in everything.items() if name != HEAD})
 
-    Raises SpecError.
-    """
+
+def check_weights(directory: Path) -> None:
+    """Raise SpecError for a weight file that is shorter than its header says or lacks what the index says."""
     for name, tensors in indexed(directory).items():
         path = directory / name
         try:

@@ -1,6 +1,4 @@
-"""What a run would read, for people to look at before it starts: lengths of the data, and a row as the model
-gets it.
-"""
+"""Show what a run would read: lengths of the data, and a row as the model gets it."""
 
 from collections.abc import Sequence
 
@@ -21,9 +19,7 @@ def look_at(data: Dataset, tokenizer: Tokenizer) -> DataLook:
     if data.size is None:
         examples = data.take(0, _OF_ENDLESS)
         prompts: Sequence[int] = [len(example.tokens) for example in examples]
-        completions: Sequence[int] = [
-            target.tokens.size for example in examples for target in example.targets
-        ]
+        completions: Sequence[int] = [t.tokens.size for example in examples for t in example.targets]
     else:
         prompts = data.prompt_lengths
         completions = data.completion_lengths

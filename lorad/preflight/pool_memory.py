@@ -5,6 +5,7 @@ are known are counted: what CUDA takes for each process is not, and engines take
 values.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lorad.adapters.adapter import AdapterConfig
@@ -12,6 +13,7 @@ from lorad.adapters.targets import HEAD, experts_of, leaf
 from lorad.backends.activations import CPU_CACHE, LEAST, MOST, MOST_SQUARED, kept, on_cpu
 from lorad.backends.setup import context_length, is_fused, max_rank, served_experts
 from lorad.box.machine import NO_LIMIT, read_machine
+from lorad.errors import SpecError
 from lorad.limits.arguments import OWN_BASE, RANKED
 from lorad.models.directory import BYTES
 from lorad.models.facts import ModelFacts
@@ -19,6 +21,7 @@ from lorad.protocol.pool_setup import MAX_RUNNING, SERVER_SLOTS
 from lorad.rl.data import Dataset
 from lorad.servers.table import SERVERS
 from lorad.spec.model import Spec
+from lorad.text import size
 
 _MB = 1 << 20
 _PROCESSES = {"builtin": 315, "pool": 190, "fsdp": 335, "megatron": 590, "fused": 440}
@@ -52,11 +55,10 @@ _VERSIONS = 3
 class Step(NamedTuple):
     """What a step trains on.
 
-    Attributes:
-        prompts: number of prompts.
-        samples: number of samples.
-        prompt: mean number of tokens in a prompt.
-        tokens: number of tokens in all completions.
+    prompts: number of prompts.
+    samples: number of samples.
+    prompt: mean number of tokens in a prompt.
+    tokens: number of tokens in all completions.
     """
 
     prompts: int
@@ -69,8 +71,8 @@ class Step(NamedTuple):
         return int(self.prompt * (self.prompts if shared else self.samples)) + self.tokens - self.samples
 
 
-class MemorySide(NamedTuple):
-    """What is on some GPUs: whose it is, bytes by part, and how many GPUs they are."""
+class _Side(NamedTuple):
+    """The load of some GPUs: whose it is, bytes by part, and how many GPUs they are."""
 
     who: str
     parts: dict[str, int]
@@ -86,8 +88,9 @@ class Numbers(NamedTuple):
 
 
 def step_of(spec: Spec, data: Dataset) -> Step:
-    """Samples are as long as they may be, and one is trained at a time where a client sends them;
-    completions of the data are as long as those of its first rows.
+    """Return a step whose samples are as long as they may be, or as those of the first rows.
+
+    Where a client sends samples, one is trained at a time.
     """
     if spec.algorithm.kind == "tinker":
         return Step(1, 1, 1.0, spec.longest_row)
@@ -120,11 +123,10 @@ def pool_memory(
     *,
     warm: bool = False,
 ) -> dict[str, int]:
-    """Return bytes by part, summed over all processes of the pool; with `warm`, what one more run takes of a
-    pool that is there already.
+    """Return bytes by part, over all processes of the pool; with `warm`, what one more run takes of one.
 
     On GPUs trainers of ranks move their base away while a server is awake, which sleeps while they train:
-    there the side that is larger counts.
+        there the side that is larger counts.
     """
     dtype = _dtype_of(spec, model, device)
     if warm:
@@ -150,17 +152,17 @@ def pool_memory(
         **_of_adapters(spec, model, adapter, numbers, dtype),
     }
     for side in sides:
-        for name, size in side.items():
-            parts[name] = parts.get(name, 0) + size
+        for name, part in side.items():
+            parts[name] = parts.get(name, 0) + part
     if not _apart(spec):  # one process samples or trains, and its malloc keeps what the other left
         smaller = min("activations", "keys and values", key=lambda name: parts[name])
         parts[smaller] = 0
-    return {name: size for name, size in parts.items() if size}
+    return {name: part for name, part in parts.items() if part}
 
 
 def memory_of_gpus(
     spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, data: Dataset
-) -> list[MemorySide]:
+) -> list[_Side]:
     """Return what is known to be on the GPUs of this machine at a time.
 
     Trainer and servers are a side each where they have devices of their own or take turns; where they share
@@ -176,11 +178,45 @@ def memory_of_gpus(
     if spec.server_devices or _takes_turns(spec, device):
         trainers = spec.gpus - spec.server_devices
         return [
-            MemorySide("the trainer", trained, trainers),
-            MemorySide("the servers", sampled, spec.server_devices or trainers),
+            _Side("the trainer", trained, trainers),
+            _Side("the servers", sampled, spec.server_devices or trainers),
         ]
     both = {name: trained.get(name, 0) + sampled.get(name, 0) for name in {**trained, **sampled}}
-    return [MemorySide("the pool", both, spec.gpus)]
+    return [_Side("the pool", both, spec.gpus)]
+
+
+def check_memory(
+    parts: Mapping[str, int], sides: Iterable[_Side], free: int | None, device: str, fraction: float
+) -> None:
+    """Raise SpecError for a pool that needs more memory than there is.
+
+    parts: bytes by what takes them, of a CPU's machine.
+    sides: the sides of the pool on GPUs.
+    free: bytes that are free on a CPU, or that each GPU has; None where that is not known.
+    """
+    if free is None:
+        return
+    for side in sides if device != "cpu" else ():
+        needed = sum(side.parts.values())
+        if needed > side.gpus * free * fraction:
+            of = ", ".join(f"{name} {size(part)}" for name, part in side.parts.items() if part)
+            count = f"{side.gpus} GPUs of {size(free)} each" if side.gpus > 1 else f"a GPU of {size(free)}"
+            raise SpecError(
+                f"{side.who} would need {size(needed)} of {count}, of which {fraction:.0%} may be taken "
+                f"(pool.memory_fraction): {of}",
+                key="model.path",
+                hint="Give it more GPUs (trainer.dp, resources.devices, resources.rollout_devices), lower "
+                "trainer.tokens_per_microbatch or lora.rank, or take a smaller model.",
+            )
+    if device == "cpu" and (needed := sum(parts.values())) > free * fraction:
+        of = ", ".join(f"{name} {size(part)}" for name, part in parts.items())
+        raise SpecError(
+            f"the pool needs {size(needed)} on {device}, {size(free)} are free, of which it may take "
+            f"{fraction:.0%} (pool.memory_fraction): {of}",
+            key="model.path",
+            hint="Free some memory, use model.dtype: bfloat16, a smaller lora.rank (and lora.experts.rank), "
+            "fewer data.prompts_per_step or trainer.tokens_per_microbatch, or a smaller model.",
+        )
 
 
 def _apart(spec: Spec) -> bool:
@@ -189,12 +225,11 @@ def _apart(spec: Spec) -> bool:
 
 
 def _has_ranks(spec: Spec) -> bool:
-    """Return whether the trainer has processes of its own."""
     return spec.trainer.backend in RANKED and not is_fused(spec)
 
 
 def _started(spec: Spec) -> int:
-    """Return how many servers are started."""
+    """Count the servers that are started."""
     return spec.rollout.servers if spec.rollout.backend in SERVERS and not spec.rollout.urls else 0
 
 
@@ -243,8 +278,10 @@ def _sampling(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str
 
 
 def _activations(spec: Spec, model: ModelFacts, step: Step, device: str, dtype: str) -> int:
-    """Return those of a micro-batch of each rank, as the pool makes them (lorad/pool/microbatches.py), and
-    the chunk of logits. On a GPU, where the pool goes by what is left, those of the smallest micro-batch.
+    """Return the activations of a micro-batch of each rank (lorad/pool/microbatches.py), and a chunk of
+    logits.
+
+    On a GPU, where the pool goes by what is left, the micro-batch is the smallest one.
     """
     trainer = spec.trainer
     is_ranked = spec.trainer.backend in RANKED
@@ -292,8 +329,9 @@ def _room(spec: Spec, model: ModelFacts, dtype: str) -> int:
 def _of_adapters(
     spec: Spec, model: ModelFacts, adapter: AdapterConfig, numbers: Numbers, dtype: str, *, warm: bool = False
 ) -> dict[str, int]:
-    """Every rank has all weights and gradients of an adapter, and its share of the moments. Servers set room
-    aside for as many adapters as a batch may have, on all linears that are targets.
+    """Every rank has all weights and gradients of an adapter, and its share of the moments.
+
+    Servers set room aside for as many adapters as a batch may have, on all linears that are targets.
     """
     ranks = spec.trainer.dp * spec.trainer.cp if spec.trainer.backend in RANKED else 1
     vectors = _VECTORS // 2 * ranks + _VECTORS // 2
@@ -309,11 +347,10 @@ def _of_adapters(
 
 
 def _expert_buffers(spec: Spec, model: ModelFacts, modules: tuple[str, ...], dtype: str) -> int:
-    """Return the bytes that servers set aside for adapters on experts: in each slot for every expert, at the
-    highest rank, whichever of them the run adapts.
+    """Return the bytes of servers for adapters on experts: all experts, at the highest rank, in each slot.
 
-    Some do so too where linears beside the experts are adapted that have the names of theirs, as those of a
-    shared MLP.
+    Some servers set them aside too where linears beside the experts are adapted that have their names, as
+    those of a shared MLP.
     """
     if not (servers := _started(spec)):
         return 0

@@ -1,4 +1,4 @@
-"""Tries of rewards: they are loaded and called on made-up completions of the first rows."""
+"""Try rewards: load them, and call them on made-up completions of the first rows."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _FORMS = (
 
 
 def check_reward(judged: JudgedRows, tokenizer: Tokenizer, cwd: Path) -> tuple[bool, list[str]]:
-    """The reward can be loaded, every row has what it asks for, and it scores completions that are made up.
+    """Load the reward, look at what it asks of the rows, and have it score made-up completions.
 
     Raises SpecError. Returns whether samples of these examples have a reward, and warnings. Held-out
     completions need no reward, so that one that is not given may lack something.
@@ -76,10 +76,7 @@ def check_reward(judged: JudgedRows, tokenizer: Tokenizer, cwd: Path) -> tuple[b
 
 
 def _refuse_lacking(rewarder: Rewarder, rows: Sequence[Row], data: Data) -> list[str]:
-    """Raise SpecError for the first row that lacks a column that a reward requires; answers may be empty.
-
-    Returns warnings about those that are null.
-    """
+    """Raise SpecError for a row without a column that a reward requires; return warnings about nulls."""
     has_answers = any(find_value(row, data, "answer_key") is not None for row in rows)
     required = rewarder.required
     seen = set[frozenset[str]]()
@@ -120,10 +117,9 @@ def try_rewards(
     Raises SpecError where one fails on each, unless runs may go on without any reward; returns warnings about
     others.
 
-    Args:
-        stops: the texts of rollout.stop.
-        size: number of samples in a group.
-        key: the key of the spec that an error names.
+    stops: the texts of rollout.stop.
+    size: number of samples in a group.
+    key: the key of the spec that an error names.
     """
     begin("trying the reward")
     groups = list[list[RewardInput]]()  # of equal completions
@@ -149,31 +145,24 @@ def try_rewards(
         if not failed:
             continue
         sample, error = failed[0]
+        text = sample.completion
+        shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
+        such = f"made-up completions of the first rows, such as {shown}: {error}"
         if len(failed) == len(tried) and most_failures < 1:
-            problem = (
-                f"{name} fails on made-up completions of the first rows, such as {_shown(sample)}: {error}"
-            )
+            problem = f"{name} fails on {such}"
             raise SpecError(problem, key=key, hint=_FORMS if name != "judge" else "See docs/rewards.md.")
         warnings.append(
-            f"{key}: {name} fails on {len(failed)} of {len(tried)} made-up completions of the first rows, "
-            f"such as {_shown(sample)}: {error}; in a run such a sample has no reward"
+            f"{key}: {name} fails on {len(failed)} of {len(tried)} {such}; "
+            "in a run such a sample has no reward"
         )
     return warnings
-
-
-def _shown(sample: RewardInput) -> str:
-    text = sample.completion
-    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
 
 
 def pattern_doubts(
     rewards: Sequence[RewardSpec], stops: Sequence[str], tokenizer: Tokenizer, key: str
 ) -> list[str]:
-    """Return warnings about patterns that match only text which a reward never gets.
-
-    key: the key of the rewards in the spec.
-    """
-    left_out = {text: f"the special token {text}" for text in tokenizer.special_texts if text}
+    """Return warnings about patterns of the rewards at `key` that match only text which no reward gets."""
+    left_out = {text: f"the special token {text}" for text in tokenizer.special.values() if text}
     left_out |= {text: f"{text!r} of rollout.stop" for text in stops}
     return [
         f"{key}.pattern: {reward.pattern!r} matches only with {words}, and the text of a completion is "

@@ -1,4 +1,4 @@
-"""Whether the routes of a mixture can be recorded and replayed, looked at before anything starts."""
+"""Check before anything starts that the routes of a mixture can be recorded and replayed."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ def check_routes(spec: Spec, facts: ModelFacts) -> list[str]:
 
 
 def records_routes(spec: Spec, facts: ModelFacts) -> bool:
-    """Return what `rollout.routes` comes to."""
+    """Return whether the engine records routes, by `rollout.routes` and what it can."""
     return is_due(spec, facts) and _lack(spec, facts) is None
 
 
@@ -40,7 +40,6 @@ def is_due(spec: Spec, facts: ModelFacts) -> bool:
 
 
 def _lack(spec: Spec, facts: ModelFacts) -> _Lack | None:
-    """Return what keeps routes from being replayed."""
     trainer = spec.trainer.backend
     engine = spec.rollout.backend
     if not facts.experts:

@@ -1,4 +1,4 @@
-"""What the rows of a run say: what is probably not meant, and which of them lack what a reward asks for."""
+"""Doubts about the rows of a run: what is probably not meant, and what a reward misses in them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -30,12 +30,11 @@ _UNSHOWN = (
 class JudgedRows(NamedTuple):
     """Holds rows that one reward or environment judges, the run's or that of their source.
 
-    Attributes:
-        spec: The spec as it holds for them.
-        source: The label of the source; "" for the run.
-        rows: The rows that are trained on.
-        first: The first rows whose samples are scored.
-        has_answers: Whether they have answers.
+    spec: the spec as it holds for them.
+    source: the label of the source; "" for the run.
+    rows: the rows that are trained on.
+    first: the first rows whose samples are scored.
+    has_answers: whether they have answers.
     """
 
     spec: Spec
@@ -49,9 +48,9 @@ class JudgedRows(NamedTuple):
 def check_rows(
     spec: Spec, data: Dataset, held_out: Sequence[Example], tokenizer: Tokenizer, *, is_scored: bool
 ) -> list[str]:
-    """Return warnings about the rows that are trained on, and about those of data.eval.
+    """Return warnings about the rows that are trained on, and about the held-out ones.
 
-    is_scored: samples of what is held out have a reward.
+    is_scored: whether held-out samples have a reward.
     """
     begin("looking at the rows")
     warnings = [*_on_trained_rows(spec)]
@@ -66,9 +65,8 @@ def check_rows(
     for part in judged_rows(spec, data, held_out):
         of_eval = rows_behind(part.held_out) if is_scored and has_rows else []
         trained = part.rows if spec.algorithm.kind == "rl" else []
-        for key, rows in (
-            (("data.train", trained), ("data.eval", of_eval)) if part.spec.env.name is None else ()
-        ):
+        is_played = part.spec.env.name is not None
+        for key, rows in () if is_played else (("data.train", trained), ("data.eval", of_eval)):
             warnings += answer_doubts(key, rows, spec.data, part.spec.rewards, sampled, tokenizer)
     if spec.algorithm.kind == "preference" and isinstance(data, TargetDataset):
         warnings += preference_doubts("data.train", data.judgements(), spec.data)

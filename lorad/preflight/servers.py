@@ -1,4 +1,4 @@
-"""The server that a run samples from, looked at before anything starts.
+"""Look at the server that a run samples from before anything starts.
 
 Imported late: it brings an HTTP client.
 """
@@ -36,13 +36,13 @@ def check_server(
     cwd: Path,
     *,
     device: str,
-    stop_token_ids: Sequence[int],
-    elsewhere: bool = False,
+    stops: Sequence[int],
+    elsewhere: bool,
 ) -> list[str]:
-    """Check that `rollout.backend`'s server is installed and can do what the run asks for. Returns warnings.
+    """Check that the server is installed and can do what the run asks for. Returns warnings; raises
+    SpecError.
 
     elsewhere: servers are on nodes of a cluster, whose interpreters need not be on this machine.
-    Raises SpecError.
     """
     name = spec.rollout.backend
     setup = server_setup(spec, config.backends.get(name, Backend()), facts, cwd)
@@ -78,7 +78,7 @@ def check_server(
                 hint="Leave it out. model.quantize rounds a base for the builtin engine and its trainer.",
             )
     for greedy in (False, True) if spec.eval.every else (False,):
-        if why := dialect.check(sampling_of(spec.rollout, stop_token_ids, greedy=greedy), settings):
+        if why := dialect.check(sampling_of(spec.rollout, stops, greedy=greedy), settings):
             problem = f"{dialect.kind.name} cannot sample like this: {why}"
             raise SpecError(problem, key="rollout", hint="Change that, or take another rollout.backend.")
     if setup.urls:
@@ -93,7 +93,7 @@ def check_server(
 
 
 def _check_attached(spec: Spec, dialect: Dialect, url: str, address: Address) -> None:
-    """A server that the user runs answers, takes the key, and has room and a way to load adapters."""
+    """Check that a user's server answers, takes the key, and can load adapters. Raises SpecError."""
     able = asyncio.run(_abilities(dialect, url, address))
     if not able.lora:
         raise SpecError(

@@ -30,8 +30,7 @@ def supplied_spec(spec: Spec, model: ModelFacts, written: Mapping[str, str] | No
 
     written: see SpecQuestion.
 
-    Raises SpecError for an adapter that does not fit the base, and for every key that was written and
-    contradicts it.
+    Raises SpecError for an adapter that does not fit the base, and for every written key that contradicts it.
     """
     shapes = targets_of(spec.trainer.backend, model.linears, served_experts(spec.rollout.backend, model))
     try:

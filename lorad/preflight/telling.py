@@ -1,4 +1,4 @@
-"""While a check works, it tells what it is doing to whoever waits for it."""
+"""Report what a check is doing, while somebody waits for it."""
 
 import contextlib
 import os

@@ -1,6 +1,4 @@
-"""The trainer of a spec, looked at before anything starts: the keys that are for it, its ranks, its
-installation.
-"""
+"""Look at the trainer of a spec before anything starts: its keys, its ranks, its installation."""
 
 import json
 import os
@@ -32,10 +30,7 @@ from lorad.spec.model import Spec
 ON_NODES = "is not on this machine; `lorad doctor --cluster` looks for it on the nodes"
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}  # of these, what a CPU has that computes with it
 _NUMBER = re.compile(r"\.\d+(?=\.)")
-_NAMES_SECONDS = {
-    "fsdp": 240.0,
-    "megatron": 600.0,
-}  # Megatron-Bridge takes minutes to import on a busy machine
+_NAMES_SECONDS = {"fsdp": 240.0, "megatron": 600.0}  # Megatron-Bridge may take minutes to import
 _TOLD_SECONDS = 20.0  # between two signs that the check waits
 
 
@@ -98,7 +93,7 @@ def check_names(
 
 
 def _output(command: Sequence[str], env: Mapping[str, str], seconds: float) -> bytes:
-    """Return what a process prints within so many seconds, and say meanwhile that the check goes on.
+    """Return what a process prints in time, and say meanwhile that the check goes on.
 
     Raises OSError and TimeoutExpired.
     """
@@ -115,7 +110,7 @@ def _output(command: Sequence[str], env: Mapping[str, str], seconds: float) -> b
 
 
 def check_shared(spec: Spec, adapter: Adapter) -> None:
-    """The adapter to start from has equal A where `lora.type: lora` has but one. Raises SpecError."""
+    """Raise SpecError for an adapter with several A where `lora.type: lora` has but one."""
     if spec.trainer.backend != "megatron" or spec.lora.type != "lora":
         return
     for first, *others in fused(adapter.config.modules):
@@ -131,10 +126,9 @@ def check_shared(spec: Spec, adapter: Adapter) -> None:
 
 
 def check_devices(spec: Spec, device: str, count: int) -> None:
-    """Check that the machine has what the backends need; on the CPU ranks are processes that share it, and
-    servers with devices of their own have slots of it. Raises SpecError.
+    """Check that the machine has the devices of ranks and servers, `count` GPUs or slots of its CPU.
 
-    count: GPUs of the machine, or slots of its CPU.
+    On the CPU ranks share it, and servers with devices of their own have slots of it. Raises SpecError.
     """
     ranks = spec.trainer.ranks
     tp = spec.rollout.tp
@@ -173,11 +167,9 @@ def check_devices(spec: Spec, device: str, count: int) -> None:
         )
 
 
-def check_trainer(spec: Spec, config: Config, device: str, *, elsewhere: bool = False) -> list[str]:
-    """Check that `trainer.backend`'s packages are installed beside its interpreter. Returns warnings; raises
-    SpecError.
+def check_trainer(spec: Spec, config: Config, device: str, *, elsewhere: bool) -> list[str]:
+    """Check that a trainer with ranks is installed. Returns warnings; raises SpecError.
 
-    Nothing is checked for a trainer in the pool's own process.
     elsewhere: the ranks are on nodes of a cluster, whose interpreters need not be on this machine.
     """
     name = spec.trainer.backend
@@ -222,10 +214,10 @@ def check_dtype(spec: Spec, device: str, root: Path = Path("/")) -> list[str]:
 
 
 def check_adapted(spec: Spec, facts: ModelFacts, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Check that all that `lora.target_modules` names gets an adapter. Returns warnings; raises SpecError
-    naming what does not.
+    """Raise SpecError for targets among which the trainer adapts only `shapes`; `all-linear` means no
+    experts.
 
-    shapes: what the trainer can adapt. `all-linear` means no experts.
+    Returns a warning where experts get no adapters.
     """
     excluded = entries(spec.lora.exclude_modules)
     beyond = [

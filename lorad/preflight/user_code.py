@@ -1,4 +1,4 @@
-"""User code, loaded and tried: losses and advantages on made-up samples, environments on the first row."""
+"""Load and try the user code of environments and evaluations, on first rows and made-up completions."""
 
 import os
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _UNSET = (
 
 
 def refuse_unset(names: Sequence[str], key: str) -> None:
-    """Raises SpecError where a variable that user code needs is not set."""
+    """Raise SpecError where a variable that user code needs is not set."""
     if unset := [name for name in names if name not in os.environ]:
         raise SpecError(
             f"{', '.join(unset)} is not set where runs work", key=key, hint=_UNSET.format(unset[0])
@@ -47,7 +47,7 @@ def open_env(env: EnvSpec, cwd: Path) -> EnvironmentHost | Programs | None:
 
 
 def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
-    """The problems of each set of `eval.sets` are there, and have what its reward asks for.
+    """Check that the problems of each set of `eval.sets` have what its reward asks for.
 
     Raises SpecError. Returns warnings about their rows.
     """
@@ -86,8 +86,8 @@ def check_sets(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[str]:
 
 
 def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> None:
-    """The environment begins with words that fit, and answers two episodes of the first row alike; an agent
-    program can be loaded.
+    """Check that the environment begins well and answers two episodes of a row alike, or that a program
+    loads.
 
     Raises SpecError.
     """
@@ -139,7 +139,7 @@ def check_env(spec: Spec, example: Example, tokenizer: Tokenizer, cwd: Path) -> 
 
 
 def _check_program(spec: Spec, form: Format, programs: Programs) -> None:
-    """Raises SpecError."""
+    """Check what an agent program asks of a run, and load it. Raises SpecError."""
     if spec.deterministic is not False:
         raise SpecError(
             f"{spec.env.name} is an agent program, whose episodes cannot be made again",

@@ -1,6 +1,4 @@
-"""The calling side of the pool's protocol for asyncio: many calls at once on one socket, each a stream of its
-own.
-"""
+"""The calling side of the pool's protocol for asyncio: many calls at once on one socket."""
 
 import asyncio
 import contextlib
@@ -34,7 +32,7 @@ class AsyncConnection:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Raises PoolLost when nobody answers."""
+        """Connect to a pool. Raises PoolLost when nobody answers."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(str(path))
@@ -62,10 +60,7 @@ class AsyncConnection:
         return result
 
     async def stream(self, verb: str, args: Any) -> AsyncGenerator[Any, None]:
-        """Yield the items of a verb, then its result as the last one.
-
-        Closing it early makes the pool end the verb.
-        """
+        """Yield the items of a verb, then its result. Closing it early makes the pool end the verb."""
         if self._why:
             raise self._lost()
         kind = VERBS[verb]

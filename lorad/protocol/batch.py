@@ -57,8 +57,7 @@ class Sampling(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """Some new tokens of one sample; a sample is the concatenation of its chunks, the last of which has
-    `finish`.
+    """Some new tokens of one sample, which is the concatenation of its chunks; the last one has `finish`.
 
     version: the engine-side name of the version that made these tokens.
     tokens: int32 [t].
@@ -99,10 +98,7 @@ class Chunks(Struct, frozen=True):
 
     @classmethod
     def of(cls, version: str, chunks: Sequence[Chunk], positions: Mapping[str, int]) -> Chunks:
-        """Pack chunks of one version; at least one.
-
-        positions: the id of a prompt -> its position in the call.
-        """
+        """Pack chunks of one version, at least one; `positions` maps prompt ids to positions in the call."""
         routes = [chunk.routes for chunk in chunks if chunk.routes is not None]
         sizes = [0 if chunk.routes is None else len(chunk.routes) for chunk in chunks]
         return cls(
@@ -118,17 +114,10 @@ class Chunks(Struct, frozen=True):
         )
 
     def split(self, prompts: Sequence[Prompt]) -> Iterator[Chunk]:
-        """Yield the chunks; their arrays are views.
-
-        prompts: the prompts of the call.
-        """
+        """Yield the chunks, whose arrays are views; `prompts` are those of the call."""
         ends = np.cumsum(self.lengths).tolist()
-        columns = (
-            self.prompts.tolist(),
-            self.indexes.tolist(),
-            self.lengths.tolist(),
-            self.finishes.tolist(),
-        )
+        arrays = (self.prompts, self.indexes, self.lengths, self.finishes)
+        columns = [array.tolist() for array in arrays]
         routes: Iterator[np.ndarray | None] = iter([None] * self.lengths.size)
         if self.routes is not None and self.routed is not None:
             stops = np.cumsum(self.routed).tolist()
@@ -156,16 +145,12 @@ class Ranked(Struct, frozen=True):
     @classmethod
     def joined(cls, parts: Sequence[Ranked]) -> Ranked:
         """Return the texts of all parts as one."""
-        return cls(
-            np.concatenate([part.logprobs for part in parts]),
-            np.concatenate([part.top_tokens for part in parts]),
-            np.concatenate([part.top_logprobs for part in parts]),
-        )
+        columns = ([getattr(part, name) for part in parts] for name in cls.__struct_fields__)
+        return cls(*map(np.concatenate, columns))
 
     def part(self, start: int, stop: int) -> Ranked:
         """Return some of the tokens, as views."""
-        span = slice(start, stop)
-        return Ranked(self.logprobs[span], self.top_tokens[span], self.top_logprobs[span])
+        return Ranked(*(getattr(self, name)[start:stop] for name in self.__struct_fields__))
 
 
 class Batch(Struct, frozen=True):
@@ -208,7 +193,7 @@ class Batch(Struct, frozen=True):
         return lengths
 
     def check(self) -> None:
-        """Raises ValueError when the lengths do not add up."""
+        """Raise ValueError when the lengths do not add up."""
         if int(self.prompt_lengths.sum()) != self.prompts.size:
             raise ValueError("prompt_lengths do not sum to the number of prompt tokens")
         if int(self.completion_lengths.sum()) != self.completions.size:
@@ -419,7 +404,7 @@ LOSSES = (
 
 
 class Predictions(Struct, frozen=True):
-    """What a policy makes of the targets of a batch.
+    """The predictions of a policy for the targets of a batch.
 
     logprobs: float32 [M].
     correct: bool [M], whether no other token was more likely than the target.
@@ -443,16 +428,15 @@ class Optimizer(Struct, frozen=True):
 
 
 class LossStats(Struct, frozen=True):
-    """Sums over the tokens of one forward_backward; the caller divides by `tokens`.
+    """Sums over the tokens of one forward_backward, which the caller divides by `tokens`; `loss` is
+    normalised.
 
-    `loss` is already normalised.
-
-    correct: tokens than which no other was more likely; None: not counted.
+    correct: tokens than which no other was more likely; None where they are not counted.
     capped: tokens whose importance weight was more than the cap.
     sampler_difference: sum of |trainer - engine| log-probability.
     importance_max: the greatest probability of a token by the trainer, in units of the engine's.
-    replayed: tokens, those of prompts among them, that were sent to the experts of `Batch.routes`.
-    rerouted: how many of them the trainer's own router would have sent to others.
+    replayed: tokens, in prompts too, that were sent to the experts of `Batch.routes`.
+    rerouted: the part of them that the trainer's own router would have sent to others.
     unrouted: tokens of such a batch of which no route is known.
     """
 
@@ -479,11 +463,10 @@ class LossStats(Struct, frozen=True):
 
 
 class Gradients(LossStats, frozen=True):
-    """What is said of the gradients of one forward_backward.
+    """The statistics and the log-probabilities of one forward_backward.
 
     logprobs: float32 [M], where the loss asks for them.
-    halved_to: tokens of a micro-batch from now on, where the device had no memory for as many as before; else
-        0.
+    halved_to: tokens of a micro-batch from now on, where the device had no memory for as many; else 0.
     """
 
     logprobs: np.ndarray | None = None

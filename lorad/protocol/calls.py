@@ -1,5 +1,4 @@
-"""What can be asked of a pool. One connection carries many calls; each is answered by items (a stream), then
-a result.
+"""What can be asked of a pool: each call of a connection is answered by items (a stream), then a result.
 
 Fencing. A call of a run carries (run, attempt, seq). A mutating verb has seq > 0, growing within an attempt:
 the same (run, attempt, seq) again gets the recorded reply, or waits for the one that is under way; it is
@@ -60,26 +59,21 @@ class OpenCritic(Struct, frozen=True):
 
 
 class Open(Struct, frozen=True):
-    """Open the run's slot: from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by
+    """Open the run's slot from a checkpoint directory (`resume_from`), a PEFT directory (`source`), or by
     `init`.
 
     reference: the adapter whose log-probabilities `Logprobs` gives as `reference`. It is attested like a
-    version and held beside the slot, frozen.
-
+        version and held beside the slot, frozen.
     has_teacher: log-probabilities of the pool's teacher are asked for, and the reference is an adapter of
-    that model: no engine holds it, and its log-probabilities are those of `teacher`.
-
-    critic: it is never published.
-
+        that model: no engine holds it, and its log-probabilities are those of `teacher`.
+    critic: the run's critic, which is never published.
     step: the optimizer steps that the run has done.
-
     priority: a run with one more gets twice the share of the pool's turns.
     kept: versions that stay loaded for the run, the current one among them.
     amplified_every: publishes between two amplified attestations, 0 for none but the first.
-
     tokens_per_microbatch, activation_checkpointing: 0 and None let the pool choose for samples of `longest`
-    tokens. kept_tokens, lent_tokens: what the pool chose; see `SlotSpec`.
-
+        tokens.
+    kept_tokens, lent_tokens: the pool's choice, see `SlotSpec`.
     expert_rank: the rank on linears of experts; None where it is `rank`.
     """
 
@@ -143,18 +137,15 @@ class Generate(Struct, frozen=True):
 
 
 class Generated(Struct, frozen=True):
-    """The end of a sampling call.
-
-    waited: seconds of `seconds` in which none of its samples had a turn.
-    """
+    """The end of a sampling call; of its `seconds`, none of its samples had a turn while it `waited`."""
 
     samples: int
     tokens: int
     seconds: float
     waited: float = 0.0
 
-    def beside(self, other: "Generated") -> "Generated":
-        """Return the sums with a call of the same time; they waited as long as the longer of both."""
+    def joined_with(self, other: "Generated") -> "Generated":
+        """Return the sums with a call of the same time, and the longer of both waits."""
         return Generated(
             self.samples + other.samples,
             self.tokens + other.tokens,
@@ -197,9 +188,10 @@ class StepResult(Struct, frozen=True):
 
 
 class OptimStep(TrainerVerb[StepResult], frozen=True, tag="optim_step"):
-    """Take a step. optimizer: the settings of this step; None leaves those that the slot was opened with.
+    """Take a step.
 
-    of: what a driver means, the slot of its run or its critic.
+    optimizer: the settings of this step; None leaves those that the slot was opened with.
+    of: the slot of the driver's run, or its critic.
     """
 
     lr: float
@@ -210,15 +202,14 @@ class OptimStep(TrainerVerb[StepResult], frozen=True, tag="optim_step"):
 
 
 class MachineUse(Struct, frozen=True):
-    """What the machine did since a slot's optimizer step before, programs outside of lorad included.
+    """What the machine did since a slot's last optimizer step, programs outside of lorad included; None:
+    unknown.
 
-    seconds: how long the time was.
     cpu: the share of all cores that was busy.
     memory: bytes in use on the machine.
     device_utilization: mean over the pool's devices.
     device_power: watts of all of them.
     device_memory: bytes in use on all of them.
-    None: unknown.
     """
 
     seconds: float = 0.0
@@ -254,8 +245,7 @@ LogprobsOf = Literal["slot", "base", "reference", "teacher"]
 class Logprobs(Struct, frozen=True):
     """Compute log-probabilities of the targets of a batch, with the temperature of the sampling.
 
-    of: the run's slot, the base (adapter off), the reference that the slot was opened with, or the pool's
-    teacher.
+    of: the run's slot, the base (adapter off), the slot's reference, or the pool's teacher.
     """
 
     of: LogprobsOf
@@ -264,14 +254,14 @@ class Logprobs(Struct, frozen=True):
 
 
 class LogprobsResult(Struct, frozen=True):
-    """See `Predictions`; a pool of an older lorad does not say what is correct."""
+    """The answer to `Logprobs`, see `Predictions`; an older lorad does not say what is correct."""
 
     logprobs: np.ndarray
     correct: np.ndarray | None = None
 
 
 class Values(TrainerVerb[np.ndarray], frozen=True, tag="values"):
-    """Compute what the run's critic makes of a batch."""
+    """Compute the values of a batch by the run's critic."""
 
     batch: Batch
     slot: str = ""
@@ -292,9 +282,7 @@ class ValueBackward(TrainerVerb[LossStats], frozen=True, tag="value_backward"):
 
 
 class Publish(Struct, frozen=True):
-    """Export the slot, load it into the engine as `run@number`, attest it;
-    files go to `directory` meanwhile.
-    """
+    """Export the slot, load it into the engine as `run@number` and attest it; files go to `directory`."""
 
     number: int
     step: int
@@ -306,7 +294,6 @@ class Attestation(Struct, frozen=True):
     """The result of an attestation.
 
     verdict: inconclusive means that delivery is proved, but the signal is too small to prove more.
-    facts: the measured numbers.
     delivered_sha256: digest of the file that servers read the version from; "" where memory serves it.
     """
 
@@ -333,8 +320,9 @@ class Published(Struct, frozen=True):
 
 
 class Save(Struct, frozen=True):
-    """Write the slot's state into `directory` (which exists), a critic's into CRITIC below it; wait for the
-    files of `version` to be on disk as well.
+    """Write the slot's state into `directory`, which exists, a critic's into CRITIC below it.
+
+    It ends when the files of the last version are on disk as well.
 
     step: the optimizer steps that are done.
     """
@@ -352,10 +340,9 @@ class Unload(Struct, frozen=True):
 
 
 class LoadVersion(Struct, frozen=True):
-    """Load a version from its directory and attest it, to serve it; one that is loaded with that digest
-    stays.
+    """Load a version from its directory and attest it, to serve it; one with that digest stays as it is.
 
-    keep: until `let_go`, whatever else is loaded. Without it, it goes when others are asked for.
+    keep: it stays until `let_go`, whatever else is loaded; else it goes when others are asked for.
     """
 
     version: str
@@ -371,37 +358,26 @@ class Loaded(Struct, frozen=True):
 
 
 class LetGo(Struct, frozen=True):
-    """The end of `keep`; nothing happens for a version that is not kept.
-
-    Requests in flight on it end first.
-    """
+    """End the `keep` of a version, if it has one, once requests in flight on it have ended."""
 
     version: str
 
 
 class SlotClosed(Struct, frozen=True):
-    """The slot is closed.
-
-    base_checksum: the checksum of the base as it is now; it must not have changed (rule 7).
-    """
+    """The slot is closed; the checksum of the base as it is now must not have changed (rule 7)."""
 
     base_checksum: str
 
 
 class Evict(Struct, frozen=True):
-    """Close the slot of an attempt whose driver is gone; nothing happens if it is not open, or another
-    attempt's.
-    """
+    """Close the slot of an attempt whose driver is gone, if it is that attempt's."""
 
     run: str
     attempt: int
 
 
 class Verb(Struct, frozen=True):
-    """The types of a verb: args -> [item …] result.
-
-    mutates: the call is recorded and fenced by seq.
-    """
+    """The types of a verb: args -> [item …] result; one that mutates is recorded and fenced by seq."""
 
     args: type
     result: type
@@ -435,12 +411,8 @@ VERBS: dict[str, Verb] = {
     "evict": Verb(Evict, Nothing, of_run=False),
     "shutdown": Verb(Nothing, Nothing, of_run=False),
 }
-
-
 CANCEL = "cancel"
-"""Ends a call of the same connection, whose id is `args`, as the end of the connection would; it has no
-answer.
-"""
+"""Ends the call of the same connection whose id is `args`; it has no answer."""
 
 
 class Call(Struct, frozen=True):
@@ -455,10 +427,7 @@ class Call(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer to a call.
-
-    body: an item or result of the verb, or an error as `lorad.errors.to_wire` makes it.
-    """
+    """An answer to a call: an item or result of the verb, or an error as `lorad.errors.to_wire` makes it."""
 
     id: int
     kind: Literal["item", "result", "error"]

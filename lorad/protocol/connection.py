@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -55,7 +54,7 @@ class Connection:
 
     @property
     def peer_uid(self) -> int:
-        """The user of the pool."""
+        """Return the user of the pool."""
         return uid_of(self._socket)
 
     def call(self, verb: str, args: Any) -> Any:
@@ -66,10 +65,7 @@ class Connection:
         return result
 
     def stream(self, verb: str, args: Any) -> Iterator[Any]:
-        """Yield the items of a verb, then its result as the last one.
-
-        Raises PoolLost for what no pool of this lorad answers.
-        """
+        """Yield the items of a verb, then its result. Raises PoolLost for what is not understood."""
         kind = VERBS[verb]
         with self._lock:
             if kind.mutates:
@@ -95,10 +91,8 @@ class Connection:
                 if answer.kind == "result":
                     return
 
-    def another(self) -> "Connection":
-        """Open one more of the same run and attempt, for verbs that change nothing; it is aborted and closed
-        with this one. Raises PoolLost.
-        """
+    def open_another(self) -> "Connection":
+        """Open one more, for verbs that change nothing, which ends with this one. Raises PoolLost."""
         other = Connection(self._path, run=self.run, attempt=self.attempt, most=self._most)
         self._others.append(other)
         if self._is_aborted:  # by another thread, which may not have seen it
@@ -106,19 +100,19 @@ class Connection:
         return other
 
     def abort(self) -> None:
-        """Let the thread that waits for an answer have PoolLost now, and those of further connections."""
+        """Have the thread that waits for an answer get PoolLost now, and those of further connections."""
         self._is_aborted = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.abort_others()
 
     def abort_others(self) -> None:
-        """Let the threads that wait for answers to further connections have PoolLost now."""
+        """Have the threads that wait for answers to further connections get PoolLost now."""
         for connection in [*self._others]:
             connection.abort()
 
     def close_others(self) -> None:
-        """Close what `another` opened."""
+        """Close what `open_another` opened."""
         while self._others:
             self._others.pop().close()
 
@@ -129,9 +123,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -141,7 +133,5 @@ def _waiting() -> Iterator[None]:
     try:
         with HEART.waits():
             yield
-    except OSError as error:
-        raise PoolLost(f"the pool went away: {error.strerror or error}") from error
-    except frames.BadFrame as error:
-        raise PoolLost(f"the pool went away: {error}") from error
+    except (OSError, frames.BadFrame) as error:
+        raise PoolLost(f"the pool went away: {getattr(error, 'strerror', None) or error}") from error

@@ -14,7 +14,6 @@ FILE = "params.json"
 class DriverParams(Struct, frozen=True, kw_only=True):
     """One attempt of a run.
 
-    run, run_dir: the run's name and its directory.
     attempt: the number of the attempt, from 1.
     steps: the total number of steps of the run.
     resume_step: the step of the checkpoint to resume from; without it the newest whole one, or a fresh start.

@@ -1,6 +1,4 @@
-"""What `lorad eval` asks the process that evaluates, and what it answers, one JSON line each way; the figures
-of an evaluation, by the names that specs, tables and loggers have for them, and what became of expected ones.
-"""
+"""Questions and answers of `lorad eval`, the names of its figures, and what became of expected ones."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from lorad.protocol.preflight import ErrorSaid
+from lorad.protocol.preflight import ErrorFacts
 from lorad.spec.kept import Expectation
 from lorad.text import number
 
@@ -16,7 +14,7 @@ LOWER_IS_BETTER = ("nll",)
 
 
 class SetScore(Struct, frozen=True):
-    """What one set of held-out problems came to.
+    """The result of one set of held-out problems.
 
     score: mean reward of all completions that have one (avg@n); None without any.
     problems: how many were tried.
@@ -38,17 +36,14 @@ def figures(
     """Return what was measured, by name: `eval`, `eval/NAME`, `eval/NAME/pass@4`, nll, accuracy."""
     of_sets: dict[str, float | None] = {}
     for name, scores in sets.items():
-        of_sets |= {f"eval/{name}": scores.score} | {
-            f"eval/{name}/{key}": v for key, v in scores.passed.items()
-        }
+        of_sets[f"eval/{name}"] = scores.score
+        of_sets |= {f"eval/{name}/{key}": value for key, value in scores.passed.items()}
     measured = {"eval": score, **of_sets, "nll": nll, "accuracy": accuracy}
     return {name: value for name, value in measured.items() if value is not None}
 
 
 def chosen(best_by: str | None, evals: Sequence[Mapping[str, float]]) -> str | None:
-    """Return the metric that evaluations are compared by: `best_by`, else the first that was ever measured;
-    None without any.
-    """
+    """Return the metric that evaluations are compared by: `best_by`, else the first that was measured."""
     if best_by is not None:
         return best_by
     scores = [name for one in evals for name in one if "@" not in name and name not in ("nll", "accuracy")]
@@ -71,8 +66,8 @@ def ks(n: int) -> list[int]:
 def pass_at(k: int, counts: Sequence[tuple[int, int]]) -> float | None:
     """Estimate the share of problems of which one of k completions passes (Chen et al., 2021, without bias).
 
-    `counts` has the scored completions of each problem, and how many passed. Problems with fewer than k are
-    left out; None where all are.
+    counts: the scored completions of each problem, and how many passed. Problems with fewer than k are left
+        out; None where all are.
     """
     shares = []
     for n, passed in counts:
@@ -85,7 +80,7 @@ def pass_at(k: int, counts: Sequence[tuple[int, int]]) -> float | None:
 
 
 def interval(score: float, problems: int, low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
-    """Return where the mean reward over all problems lies with 95 %, by that of so many of them (Wilson).
+    """Return where the mean reward over all problems lies with 95 %, by that of some of them (Wilson).
 
     Exact for rewards that are `low` or `high`, at least as wide as it should be for those between.
     """
@@ -190,7 +185,7 @@ class Wanted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Evaluated(Struct, frozen=True, kw_only=True):
-    """What an evaluation came to.
+    """The result of an evaluation.
 
     version: run@number.
     settings: the settings that were used, resolved.
@@ -202,4 +197,4 @@ class Evaluated(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     problems: int = 0
     failed: int = 0
-    error: ErrorSaid | None = None
+    error: ErrorFacts | None = None

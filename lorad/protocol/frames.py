@@ -1,5 +1,4 @@
-"""A frame is a fixed prefix, a msgpack header and raw array buffers. There is no pickle, and no copy of an
-array beyond the socket's.
+"""A frame is a prefix, a msgpack header and raw array buffers: no pickle, no copy beyond the socket's.
 
     u32 header bytes | u32 buffer count | u64 body bytes | body        (little endian)
     body: u64 bytes of each buffer | header | buffers, each with zeros before it up to a multiple of 8 bytes
@@ -34,7 +33,7 @@ class BadFrame(Exception):
 
 
 class _Prefix(NamedTuple):
-    """What is said of a frame before its body."""
+    """The sizes of a frame, which stand before its body."""
 
     header: int
     buffers: int
@@ -84,8 +83,9 @@ def encode(message: Any) -> list[bytes | memoryview]:
 def read(recv_into: Callable[[memoryview], int], kind: type[T], most: int = MAX_BODY) -> T:
     """Read the message of one frame of at most `most` bytes from a blocking source.
 
-    recv_into: reads some bytes, at least one, into a buffer; 0 at the end. Raises BadFrame, and
-    ConnectionResetError when the source ends first.
+    recv_into: reads some bytes into a buffer; 0 at the end.
+
+    Raises BadFrame, and ConnectionResetError when the source ends first.
     """
     prefix = parse_prefix(exactly(recv_into, PREFIX.size))
     if prefix.body > most:
@@ -112,7 +112,6 @@ def exactly(recv_into: Callable[[memoryview], int], size: int) -> bytearray:
 
 
 async def _exactly_async(recv_into: Callable[[memoryview], Awaitable[int]], size: int) -> bytearray:
-    """Read so many bytes from a source that is awaited. Raises ConnectionResetError when it ends first."""
     data = bytearray(size)
     rest = memoryview(data)
     while rest:
@@ -134,9 +133,7 @@ def parse_prefix(data: bytes | bytearray) -> _Prefix:
 
 
 def decode(prefix: _Prefix, body: bytes | bytearray, kind: type[T]) -> T:
-    """Decode the message of a frame, checked against `kind`; its arrays are views of `body`. Raises BadFrame
-    when it does not fit.
-    """
+    """Decode a frame's message, whose arrays are views of `body`. Raises BadFrame when it is no `kind`."""
     view = memoryview(body)
     start = 8 * prefix.buffers
     end = start + prefix.header

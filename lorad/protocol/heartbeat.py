@@ -1,5 +1,4 @@
-"""How a process shows that it lives and progresses: a small file that one of its threads overwrites every two
-seconds, and sooner when it begins something else.
+"""How a process shows that it lives and progresses: a thread overwrites a small file every two seconds.
 
 The file's time shows whether the process is scheduled at all, `progress` whether what it is `doing` gets
 anywhere. A process does nothing while it waits for another one that is judged by its own beats, or for a
@@ -30,7 +29,7 @@ LOOP_SECONDS = 10.0  # after which an event loop that does not come round is bus
 
 
 class Beat(Struct, frozen=True):
-    """What a process last said of itself.
+    """The last sign of life of a process.
 
     at: Unix time.
     progress: a number that grows while everything that is being done progresses.
@@ -45,15 +44,13 @@ class Beat(Struct, frozen=True):
 
 
 class Heart:
-    """Beats in a thread from `start` to `stop`, or to the end of the process. Each thread says what it does
-    itself.
+    """Beats in a thread from `start` to `stop`, or to the end of the process; threads say what they do.
 
-    One that hangs is not hidden by another that gets on: `progress` grows when all that are busy have got on
-    since it grew last.
+    A thread that hangs is not hidden by another one: `progress` grows when all busy threads have got on since
+        it grew last.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._doing: dict[int, str] = {}  # thread -> what it does
         self._got_on: dict[int, float] = {}
         self._looped: float | None = None
@@ -63,12 +60,9 @@ class Heart:
         self._stopped = threading.Event()
         self._is_news = threading.Event()
 
-    def start(self, path: Path | None = None) -> None:
-        """Begin to beat. A beat that cannot be written ends nothing: the process is then judged by its life
-        alone.
-        """
-        self._path = path or self._path
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+    def start(self, path: Path) -> None:
+        """Begin to beat. Where no beat can be written, the process is judged by its life alone."""
+        threading.Thread(target=self._beat, args=(path,), name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -102,9 +96,7 @@ class Heart:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Count this thread as idle within the block: it waits for a process that is judged by its own beats,
-        or for no longer than a time-out.
-        """
+        """Count this thread as idle within the block: it waits for another's beats, or a time-out."""
         before = self._doing.get(threading.get_ident(), "")
         self.work("")
         try:
@@ -129,10 +121,9 @@ class Heart:
         last = min(busy, key=self._got_on.__getitem__, default=None)
         return Beat(time.time(), self._progress, "" if last is None else busy[last], self._words)
 
-    def _beat(self) -> None:
+    def _beat(self, path: Path) -> None:
         try:
-            assert self._path is not None, "a heart needs a file"
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
             return
         while True:
@@ -154,17 +145,13 @@ class Heart:
 
 
 HEART = Heart()
-"""Of this process; it beats once it is started with a path."""
-
-
+"""The heart of this process; it beats once it is started with a path."""
 Tell = Callable[[str], None]
 """Says for people what is being done."""
 
 
 class Count:
-    """Says how many of the samples of a call have ended, and how many tokens a second came, as in
-    "sampling 41 of 64, 812 tok/s". Any thread may.
-    """
+    """Says how many samples of a call have ended, in any thread: "sampling 41 of 64, 812 tok/s"."""
 
     def __init__(self, verb: str, total: int, tell: Tell = HEART.tell) -> None:
         self._verb = verb

@@ -1,4 +1,4 @@
-"""Files that an attempt read beside the weights: what they were then, and whether they have changed."""
+"""The files that an attempt read beside the weights, and whether they have changed."""
 
 import hashlib
 import math
@@ -33,7 +33,6 @@ class RowCounts(Struct, frozen=True):
 class Input(Struct, frozen=True):
     """A file that an attempt read; or packages with their versions, which have neither size nor time.
 
-    bytes: its size.
     mtime: in nanoseconds.
     sha256: digest of its bytes; "" for data that are large.
     """

@@ -8,7 +8,7 @@ Kinds and their data (docs of the fields: the structs below):
     rewind      facts after step `to` no longer count     eval        a held-out evaluation: EvalFact
     step        an optimizer step is done: StepFact       checkpoint  a checkpoint is whole: CheckpointFact
     warning     something to look at: {message}           end         the attempt is over: EndFact
-    placed      the nodes of the attempt: Placed      expect      an expectation is judged: Expected
+    placed      the nodes of the attempt: Placed          expect      an expectation is judged: Expected
 """
 
 import os
@@ -20,10 +20,11 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lorad.bounds import RECORD_BYTES
 from lorad.errors import Conflict, IntegrityError, StorageError
-from lorad.files import log, names, open_file
+from lorad.files import is_name_of, log, open_file
 from lorad.protocol.evals import SetScore
 from lorad.protocol.inputs import Input, RowCounts
 from lorad.protocol.nodes import PlacedNode
@@ -75,17 +76,13 @@ class AttemptFact(Struct, frozen=True):
     resumed_from: the checkpoint's step; None for a fresh start.
     parameters: number of parameters of the adapter.
     data_sha256: digest of the rows.
-    model_sha256: see `PoolInfo`.
+    model_sha256, teacher_sha256, products: see `PoolInfo`.
     base_parameters: number of parameters of the base; 0 where it is not known.
-    trainer, engine: the backends.
     sizes: sizes of the trainer along its axes, where there is more than one rank.
     inputs: files that the attempt read, see `lorad/driver/begin.py`.
-    teacher_sha256: see `PoolInfo`.
     commits: commits of the hub datasets that are streamed, by their names.
     software: versions of what the pool runs on, by package.
     routes: what rollout.routes came to.
-    rows: what the data are made of.
-    products: see `PoolInfo`.
     """
 
     pid: int
@@ -195,10 +192,7 @@ class CheckpointFact(Struct, frozen=True):
 
 
 class EndFact(Struct, frozen=True):
-    """A record of kind `end`.
-
-    reason: completed | stopped | failed | attestation_failed | lost.
-    """
+    """A record of kind `end`: completed, stopped, failed, attestation_failed or lost."""
 
     reason: str
     detail: str
@@ -207,8 +201,8 @@ class EndFact(Struct, frozen=True):
 
 def encode(record: Record) -> bytes:
     """Encode the line of a record, with its crc set."""
-    crc = zlib.crc32(msgspec.json.encode(msgspec.structs.replace(record, crc=0)))
-    return msgspec.json.encode(msgspec.structs.replace(record, crc=crc)) + b"\n"
+    crc = zlib.crc32(msgspec.json.encode(replace(record, crc=0)))
+    return msgspec.json.encode(replace(record, crc=crc)) + b"\n"
 
 
 def decode(line: bytes) -> Record | None:
@@ -217,7 +211,7 @@ def decode(line: bytes) -> Record | None:
         record = msgspec.json.decode(line, type=Record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    plain = msgspec.json.encode(msgspec.structs.replace(record, crc=0))
+    plain = msgspec.json.encode(replace(record, crc=0))
     return record if line.endswith(b"\n") and zlib.crc32(plain) == record.crc else None
 
 
@@ -226,8 +220,7 @@ _FORM_OF_WRITERS = log.lines(decode, "refuse", most=RECORD_BYTES, hint=_FEWER)
 
 
 def read(path: Path, offset: int = 0) -> Iterator[tuple[Record, int]]:
-    """Yield whole records from a byte offset on, each with the offset behind it; stop at the first torn or
-    damaged line.
+    """Yield whole records from a byte offset on, each with its end, up to a torn or damaged line.
 
     Raises IntegrityError for one that is longer than any may be, and OSError.
     """
@@ -246,8 +239,9 @@ class Place(Struct, frozen=True):
 
 
 def read_on(path: Path, place: Place) -> Iterator[tuple[Record, int]] | None:
-    """Read the records behind a place, as `read` does. Return None where the record of the place is gone: its
-    sync failed, so that it was cut, or it is another journal.
+    """Read the records behind a place, as `read` does; None where the place's own record is gone.
+
+    Its sync failed, so that it was cut, or it is another journal.
     """
     if not place.seq:
         return read(path, place.offset)
@@ -259,7 +253,7 @@ def read_on(path: Path, place: Place) -> Iterator[tuple[Record, int]] | None:
 class JournalWriter(log.AppendLog[Record]):
     """Appends facts of one attempt. Raises Conflict when another process writes to this journal.
 
-    A torn tail is cut. Raises IntegrityError when whole records follow the damage: then nothing is cut.
+    A torn tail is cut. Where whole records follow the damage, nothing is cut, and IntegrityError is raised.
     """
 
     def __init__(self, path: Path, run: str, attempt: int) -> None:
@@ -272,10 +266,7 @@ class JournalWriter(log.AppendLog[Record]):
         self._seq = self.last.seq if self.last else 0
 
     def append(self, kind: str, step: int, data: Struct | dict[str, Any]) -> Record:
-        """Write one fact and fsync it.
-
-        Raises OSError (disk full), IntegrityError (too long): nothing of it counts.
-        """
+        """Write one fact and fsync it. Nothing counts where it raises OSError or IntegrityError (length)."""
         plain = data if isinstance(data, dict) else msgspec.to_builtins(data)
         record = Record(_VERSION, self._seq + 1, self.run, self.attempt, step, kind, time.time(), plain)
         line = encode(record)
@@ -287,12 +278,11 @@ class JournalWriter(log.AppendLog[Record]):
         return record
 
     def check_place(self) -> None:
-        """Raises StorageError when the file no longer has its name, since what is written beside it would be
-        lost.
+        """Raise StorageError when the journal no longer has its name: files beside it would be lost.
 
         Raises OSError when its name cannot be looked up.
         """
-        if names(self.path, os.fstat(self._fd)):
+        if is_name_of(self.path, os.fstat(self._fd)):
             return
         raise StorageError(
             f"{self.path.parent} was moved or removed while the run worked",
@@ -301,9 +291,7 @@ class JournalWriter(log.AppendLog[Record]):
 
 
 def lineage(records: list[Record]) -> list[Record]:
-    """The facts that count: a `rewind {to}` drops what earlier attempts said of later steps (to = -1: all of
-    it).
-    """
+    """Return the facts that count: a `rewind {to}` drops those of later steps; -1 drops all."""
     alive: list[Record] = []
     for record in records:
         if record.kind == "rewind":

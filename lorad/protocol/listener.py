@@ -1,4 +1,4 @@
-"""A Unix socket of one of our processes: for its owner (and root) only."""
+"""Unix sockets of lorad's processes, for their owner and root alone, and the users behind connections."""
 
 import errno
 import os
@@ -26,12 +26,10 @@ _DIAG_ANSWER = struct.Struct("=4xH10x64xII")
 
 
 def listen(path: Path, mode: int = 0o600, *, advice: str = ADVICE) -> socket.socket:
-    """A non-blocking listener. It has its name once it listens and has its mode: whoever finds a socket that
-    refuses knows that its process is gone.
+    """Make a non-blocking listener in the place of a socket that nobody answers. Raises Conflict with
+    `advice`.
 
-    A socket on which nobody answers is replaced. advice: how to end somebody who does.
-
-    Raises Conflict when somebody answers there.
+    It gets its name once it listens and has its mode: a socket that refuses is one whose process is gone.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if answers(path):
@@ -87,8 +85,9 @@ def uid_of(peer: socket.socket) -> int:
 
 
 def uid_behind(peer: socket.socket) -> int | None:
-    """Find the user of the process at the other end of a TCP connection within this machine, as the kernel
-    knows it (sock_diag(7)); None where nobody is there any more, or the kernel does not say.
+    """Find the user at the other end of a TCP connection within this machine, by sock_diag(7).
+
+    Returns None where nobody is there any more, or the kernel does not say.
     """
     if peer.family != socket.AF_INET:
         return None

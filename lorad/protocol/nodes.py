@@ -74,7 +74,7 @@ class NodesSetup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def bundles(self) -> int:
-        """How many nodes are asked for."""
+        """Count the nodes that are asked for."""
         return self.nodes + self.rollout_nodes
 
 
@@ -109,10 +109,8 @@ class GrantedNode(Struct, frozen=True, kw_only=True):
     """A node that was granted, and the agent on it; an agent says the same, in one line on stdout.
 
     certificate: the agent's certificate, PEM.
-    boot_id: the node's boot id.
     directory: the agent's own directory, 0700.
     devices: UUIDs or indices of the GPUs that were granted.
-    pid: the agent's pid.
     lorad: the agent's version.
     uid: whose agent it is.
     interface: the network interface that has the address; "" when it is not known.
@@ -153,9 +151,9 @@ class Refused(Struct, frozen=True, tag="Refused", tag_field="kind"):
 
 
 class LostNode(Struct, frozen=True, tag="Lost", tag_field="kind"):
-    """A node of a grant is gone. how: in words that follow its name: "exited with code 1".
+    """A node of a grant is gone, and how, in words that follow its name: "exited with code 1".
 
-    is_asked: its scheduler was asked to go there, as by `ray stop`, and the agent may still be there.
+    is_asked: its scheduler was asked to go, as by `ray stop`, and the agent may still be there.
     """
 
     node: str
@@ -168,20 +166,20 @@ GrantLine = WaitingGrant | Granted | Refused | LostNode
 GRANT = "grant.json"
 """The file of a pool's life, beside its log: a `GrantStatus`, written anew whenever that changes. It stays
 after the life is over."""
+GrantState = Literal["asked", "granted", "refused", "lost"]
 _Text = Annotated[str, Meta(max_length=4096)]
 
 
 class GrantStatus(Struct, frozen=True, kw_only=True):
-    """What a pool's life was granted so far.
+    """The state of the grant of a pool's life.
 
     words: what is lacking, why it was refused, or which node is lost and how.
-    hint: what to do.
     since: Unix time at which it came to this state.
     nodes: the nodes that were granted, sorted by name.
     leaving: names of the nodes with ranks that were asked to end.
     """
 
-    state: Literal["asked", "granted", "refused", "lost"]
+    state: GrantState
     words: _Text = ""
     hint: _Text = ""
     since: float = 0.0
@@ -190,9 +188,7 @@ class GrantStatus(Struct, frozen=True, kw_only=True):
 
 
 class PlacedNode(Struct, frozen=True, kw_only=True):
-    """A node on which an attempt of a run worked. software: sha256 of the versions of lorad, torch and the
-    backend there.
-    """
+    """A node of an attempt; `software` is the sha256 of its versions of lorad, torch and the backend."""
 
     node: str
     boot_id: str

@@ -1,7 +1,4 @@
-"""The file `pool.json` in a pool's directory: what the daemon wants a pool to be.
-
-The daemon writes it, the pool reads it.
-"""
+"""The file `pool.json`: what a pool is to be. The daemon writes it, the pool reads it."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from lorad.protocol.nodes import NodesSetup
 
@@ -88,10 +86,8 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     model: the model as the spec names it.
     model_path: the directory that `model` resolved to.
     teacher, teacher_path: another model, which is held beside it for its log-probabilities; "" for none.
-    socket: the path of the pool's socket.
     dtype: `auto` is the checkpoint's own on a GPU and float32 on the CPU.
     quantize: the format whose grid the base's linears are rounded to.
-    trainer, engine: the names of the backends.
     trainer_class, engine_class: `module:Class` that replaces what the name means.
     pythonpath: where such modules are found, separated as in PYTHONPATH.
     mode: `fused` shares one base in one process, `resident` keeps a base for each side by side, and
@@ -100,7 +96,6 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     server: how to start an engine that is a server in a process of its own.
     ranks: how to start a trainer that is made of processes.
     nodes: the machines that it is spread over; None is this one alone.
-    threads: processor threads of the pool.
     device: the kind of device, or the first GPU.
     devices: every GPU, or the slots of a CPU that has several; empty when `device` is the only one.
     rollout_devices: how many of them, the last ones, only servers have.
@@ -140,31 +135,31 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether the trainer has processes of its own."""
+        """Return whether the trainer has processes of its own."""
         return self.ranks is not None and self.mode != "fused"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the devices that the pool holds."""
+        """List the devices that the pool holds."""
         return self.devices or (self.device,)
 
     @property
     def trainer_names(self) -> tuple[str, ...]:
-        """The names of the devices that the trainer is on."""
+        """List the devices that the trainer is on."""
         return self.names[: len(self.names) - self.rollout_devices]
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The names of the devices that servers are on: the trainer's, unless they have their own."""
+        """List the devices that servers are on: the trainer's, unless they have their own."""
         return self.names[-self.rollout_devices :]
 
     @cached_property
     def key(self) -> str:
-        """What runs must agree on to share a pool: pools with equal keys are interchangeable.
+        """Return what runs must agree on to share a pool: pools with equal keys are interchangeable.
 
-        Memory stays as the first run asked for it. The key is shown and stored, so it holds digests of the
-        environments of server and ranks. Of nodes it leaves out a name, which are tried first, and what the
-        first run needs of them.
+        Memory stays as the first run asked for it. The key is shown and stored, so that it has digests of the
+        environments of server and ranks. It does not have the name of a placement group, the nodes that are
+        tried first, and the memory that the first run needs of them.
         """
         parts = []
         for part in (self.server, self.ranks):
@@ -174,18 +169,11 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
                 parts.append(json.dumps({**msgspec.to_builtins(part), "env": digest}, sort_keys=True))
         if (nodes := self.nodes) is not None:
             hosts = tuple(sorted(nodes.hosts, key=lambda host: host.name))
-            nodes = msgspec.structs.replace(nodes, group="", hosts=hosts, warm=(), memory=0)
+            nodes = replace(nodes, group="", hosts=hosts, warm=(), memory=0)
         return json.dumps(
             [
-                *(
-                    self.model_path,
-                    self.dtype,
-                    self.trainer,
-                    self.engine,
-                    self.mode,
-                    self.threads,
-                    self.device,
-                ),
+                *(self.model_path, self.dtype, self.trainer, self.engine),
+                *(self.mode, self.threads, self.device),
                 *(self.trainer_class, self.engine_class, self.pythonpath, self.deterministic, self.owner),
                 *parts,
                 *self.devices,
@@ -198,17 +186,13 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Equal for setups of which one can be `widened` for the other."""
+        """Return a text that is equal for setups of which one can be `widened` for the other."""
         if self.server is None:
             return self.key
-        return msgspec.structs.replace(
-            self, server=msgspec.structs.replace(self.server, max_rank=0, context_length=0)
-        ).key
+        return replace(self, server=replace(self.server, max_rank=0, context_length=0)).key
 
     def takes(self, other: PoolSetup) -> bool:
-        """Check whether a run for `other` may join: they agree, or the server takes more rank or more
-        context, or there is a teacher that the run does not need.
-        """
+        """Check whether a run for `other` may join; it need not use all rank, context or the teacher."""
         if self.teacher_path and not other.teacher_path:
             return self.takes(other.taught_by(self))
         if self.server is None or other.server is None:
@@ -216,12 +200,13 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
         return self.key == other.widened(self).key == self.widened(other).key
 
     def serves(self, other: PoolSetup) -> bool:
-        """Check whether this pool can serve versions of a run that asks for `other`: the base and the
-        backends count, not the number of threads, determinism, the teacher, or which devices of one kind.
+        """Check whether this pool can serve versions of a run that asks for `other`.
+
+        Base and backends count; threads, determinism, the teacher and which devices of one kind do not.
         """
         if (self.device == "cpu") != (other.device == "cpu") or len(self.names) != len(other.names):
             return False
-        mine = msgspec.structs.replace(
+        mine = replace(
             other,
             threads=self.threads,
             deterministic=self.deterministic,
@@ -233,22 +218,16 @@ class PoolSetup(Struct, frozen=True, dict=True, kw_only=True):
     def taught_by(self, other: PoolSetup | None) -> PoolSetup:
         """Return the same pool with the teacher of `other`, if there is one."""
         teacher, path = ("", "") if other is None else (other.teacher, other.teacher_path)
-        return msgspec.structs.replace(self, teacher=teacher, teacher_path=path)
+        return replace(self, teacher=teacher, teacher_path=path)
 
     def widened(self, other: PoolSetup) -> PoolSetup:
-        """Widen the server so that it takes runs for `other` too;
-        nothing changes when anything else differs.
-        """
+        """Widen the server so that it takes runs for `other`, too, if nothing else differs."""
         mine = self.server
         theirs = other.server
         if mine is None or theirs is None:
             return self
         rank = max(mine.max_rank, theirs.max_rank)
         length = max(mine.context_length, theirs.context_length)
-        both = [
-            msgspec.structs.replace(
-                setup, server=msgspec.structs.replace(server, max_rank=rank, context_length=length)
-            )
-            for setup, server in ((self, mine), (other, theirs))
-        ]
-        return both[0] if both[0].key == both[1].key else self
+        wide = replace(self, server=replace(mine, max_rank=rank, context_length=length))
+        other = replace(other, server=replace(theirs, max_rank=rank, context_length=length))
+        return wide if wide.key == other.key else self

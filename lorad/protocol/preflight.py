@@ -18,7 +18,6 @@ _Text = Annotated[str, Meta(max_length=TEXT)]
 class SpecQuestion(Struct, frozen=True, kw_only=True):
     """A spec to check, and where it would run.
 
-    spec: the spec as plain JSON.
     cwd: the directory where relative paths of the spec begin.
     device: `cpu` or `cuda:<n>`.
     devices: the number of GPUs.
@@ -50,7 +49,7 @@ class SpecQuestion(Struct, frozen=True, kw_only=True):
 
 
 class BaseFacts(Struct, frozen=True, kw_only=True):
-    """What a pool has to know of a base, a run's adapter and its teacher.
+    """The facts of a base, a run's adapter and its teacher that a pool needs.
 
     modules: the names of the linears that the adapter changes.
     linears: the leaf names of all linears of the base but those of experts.
@@ -97,7 +96,6 @@ class DataLook(Struct, frozen=True, kw_only=True):
     completions: lengths of what is trained on; None where completions are sampled.
     cut: prompts, or samples of sft and dpo, that are shortened (data.too_long: truncate).
     prompt: the first of training, with the chat template applied.
-    prompt_tokens: its length.
     answer: what its row has for an answer, as text.
     answer_type: what it is there, "" for text.
     said: the completions of that row, where those are trained on.
@@ -115,13 +113,11 @@ class DataLook(Struct, frozen=True, kw_only=True):
 
 
 class SpecFacts(BaseFacts, frozen=True, kw_only=True):
-    """What a spec comes to.
+    """The facts of a checked spec.
 
     model_path: the directory that the model resolved to.
-    model_dtype: the checkpoint's dtype.
     model_type, hidden_size: as config.json has them; "" and 0 where it does not.
     parameters: parameters of the base.
-    adapter_parameters: parameters of the run's adapter.
     lora: `lora` of the spec, with what it leaves open filled in; None from an older lorad.
     reference_parameters: parameters of the adapter that KL is measured against; 0 for the base.
     critic_parameters: parameters of the run's critic, its head left out; 0 without one.
@@ -165,7 +161,7 @@ class SpecFacts(BaseFacts, frozen=True, kw_only=True):
     notify: list[Notify] = []
 
 
-class ErrorSaid(Struct, frozen=True):
+class ErrorFacts(Struct, frozen=True):
     """An error as `lorad.errors.to_wire` writes it."""
 
     kind: str = ""
@@ -174,12 +170,12 @@ class ErrorSaid(Struct, frozen=True):
     where: str = ""
     key: str = ""
     problem: str = ""
-    others: "list[ErrorSaid]" = []
+    others: "list[ErrorFacts]" = []
 
 
 class PreflightLine(Struct, frozen=True, kw_only=True):
     """A line of a check: what it is doing; in the last one the facts, or the error that it ended with."""
 
     facts: SpecFacts | None = None
-    error: ErrorSaid | None = None
+    error: ErrorFacts | None = None
     doing: _Line = ""

@@ -1,6 +1,4 @@
-"""What a pool is, and what it does now: the answers to `hello` and `status`; and who used it how much, which
-it writes to a file as it works.
-"""
+"""What a pool is and does now, the answers to `hello` and `status`, and the file of who used it how much."""
 
 import zlib
 from typing import Annotated
@@ -12,7 +10,7 @@ from lorad.protocol.nodes import PlacedNode
 
 
 class PoolInfo(Struct, frozen=True):
-    """What a pool is.
+    """The parts of a pool, and what they can do.
 
     base_checksum: sha256 over the base's weights as the trainer held them after loading. Trainers that hold
         them differently (sharded, fused) have other checksums.
@@ -122,7 +120,7 @@ class TrainerStatus(Struct, frozen=True):
 
 
 class PoolStatus(Struct, frozen=True):
-    """What a pool does now. Rates cover the last seconds.
+    """The present work of a pool. Rates cover the last seconds.
 
     engine, trainer: None until the pool reports them.
     kept: see `LoadVersion`.
@@ -192,9 +190,9 @@ class Uses(Struct, frozen=True):
     """A line of the file.
 
     life: a name that no other life of a pool has.
-    devices: how many there are.
-    device: what they are called,
-        `cpu` where it is none. since, at: Unix time at which the life began, and of the line.
+    device: the name of the devices, `cpu` where there is none.
+    since: Unix time at which the life began.
+    at: Unix time of the line.
     """
 
     life: _Name

@@ -1,4 +1,4 @@
-"""Structs are learnt before there are threads.
+"""Build the decoders of Structs before there are threads.
 
 msgspec works out the fields of a Struct when one is decoded for the first time, and meanwhile runs Python
 code: two threads that are first at the same moment end the process by SIGSEGV (seen with msgspec 0.22: a
@@ -15,10 +15,7 @@ _LEARNING = threading.Lock()
 
 
 def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
-    """Build the decoders of all structs of lorad that are defined so far, and count them.
-
-    Call it at the start of a process, when its modules are imported.
-    """
+    """Build the decoders of all structs that lorad has defined by the start of a process, and count them."""
     count = 0
     for struct in base.__subclasses__():
         if struct.__module__.partition(".")[0] == "lorad":
@@ -27,11 +24,10 @@ def learn_structs(base: type[msgspec.Struct] = msgspec.Struct) -> int:
     return count
 
 
-def learnt(kind: type[T]) -> type[T]:
+def with_decoder(kind: type[T]) -> type[T]:
     """Build the decoder of a type, while no other thread builds one here, and return the type.
 
-    It is for what is imported by other programs and may be used in their threads, as the client is: at their
-    start nobody calls `learn_structs`.
+    The client needs it: in the threads of other programs, nobody calls `learn_structs` at the start.
     """
     with _LEARNING:
         msgspec.json.Decoder(kind)

@@ -1,6 +1,4 @@
-"""Two small files with which the daemon and a process beside it talk: each is written by one side, and
-replaced as a whole.
-"""
+"""The two files by which the daemon and a process beside it talk: one side writes each, always whole."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +16,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def read_table(path: Path, kind: type[T]) -> T:
-    """Read it; an empty one when there is none. Raises OSError, and ValueError for a damaged one."""
+    """Read a file; without one, an empty table. Raises OSError, and ValueError for a damaged one."""
     try:
         return msgspec.json.decode(read_file(path, _BYTES), type=kind)
     except FileNotFoundError:
@@ -26,7 +24,7 @@ def read_table(path: Path, kind: type[T]) -> T:
 
 
 def read_state(path: Path, kind: type[T]) -> T:
-    """Read it; an empty one when there is none that can be read. The file may be another user's."""
+    """Read a file, which may be another user's; an empty state where it cannot be read."""
     try:
         return msgspec.json.decode(read_file(path, _BYTES, links=False), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -34,6 +32,6 @@ def read_state(path: Path, kind: type[T]) -> T:
 
 
 def write(path: Path, data: Struct, *, uid: int | None = None) -> None:
-    """Put one in place. uid: whose the file is to be. Raises OSError."""
+    """Put a file in place, with this owner. Raises OSError."""
     mode = 0o600 if uid is None else 0o400
     write_whole(path, msgspec.json.encode(data), mode=mode, uid=uid, durable=False)

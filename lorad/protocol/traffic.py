@@ -1,6 +1,4 @@
-"""What a gateway reports of its requests: a file beside it, replaced at most once a second while there are
-any.
-"""
+"""What a gateway reports of its requests, in a file that it replaces at most once a second."""
 
 from typing import Annotated
 
@@ -14,16 +12,14 @@ _Rate = Annotated[float, Meta(ge=0)]
 
 
 class Figures(Struct, frozen=True):
-    """The traffic of one name.
-
-    Rates and seconds cover the last `window` seconds; seconds are of the newest 256 answers in it, or None
-    without any.
+    """The traffic of one name. Rates cover the last `window` seconds.
 
     requests: requests that ended since the gateway began, without those that were refused as invalid.
     failed: how many of them ended with an error of the serving side.
     tokens: tokens generated since the gateway began.
-    ttft_p50, ttft_p95: seconds until the first token of a stream.
-    p50, p95: seconds until the end of an answer.
+    ttft_p50, ttft_p95: seconds until the first token, of the newest 256 streams in the window; None without
+        any.
+    p50, p95: seconds until the end, of the newest 256 answers in the window.
     """
 
     requests: _Count = 0

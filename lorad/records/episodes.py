@@ -24,10 +24,9 @@ class Task(Struct, frozen=True):
 class ToolCall(Struct, frozen=True):
     """A call of a tool, as the model wrote it.
 
-    Attributes:
-        arguments: None where they cannot be read.
-        error: what was wrong, in words for the model; "" for a call that can be made.
-        written: the text of the call, with its marks.
+    arguments: None where they cannot be read.
+    error: what was wrong, in words for the model; "" for a call that can be made.
+    written: the text of the call, with its marks.
     """
 
     name: str

@@ -1,11 +1,12 @@
 """Every metric that a step of a run may have, and what it is.
 
-Docs, `lorad metrics`, the dashboard's curves and `expect` of a spec read it. A figure that was not
-measured is absent, never 0. Seconds are wall time. Means are over samples or tokens of
-the step. What data and code of users name (`reward/NAME`) is in NAMED, by its beginning.
+Docs, `lorad metrics`, the dashboard's curves and `expect` of a spec read it. A figure that was not measured
+is absent, never 0. Seconds are wall time. Means are over samples or tokens of the step. What data and code of
+users name (`reward/NAME`) is in NAMED, by its beginning.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 from msgspec import Struct
@@ -16,34 +17,25 @@ _Better = Literal["", "higher", "lower"]
 
 
 class Metric(Struct, frozen=True):
-    """Explains one figure of a step.
+    """One figure of a step.
 
     title: what it is, with its unit.
     about: over what it is taken, and where it is measured.
-    kinds: the kinds of algorithms whose steps have it; empty where all have.
     better: which values are better; "" where that depends.
-    of_machine: it is about the machine rather than about what is learnt.
+    kinds: the kinds of algorithms whose steps have it; empty where all have.
+    of_machine: whether it is about the machine rather than about what is learnt.
     """
 
     title: str
     about: str = ""
-    kinds: tuple[Kind, ...] = ()
     better: _Better = ""
+    kinds: tuple[Kind, ...] = ()
     of_machine: bool = False
 
 
-def _machine(title: str, about: str = "", better: _Better = "") -> Metric:
-    return Metric(title, about, better=better, of_machine=True)
-
-
-def _rl(title: str, about: str = "", better: _Better = "") -> Metric:
-    return Metric(title, about, ("rl",), better)
-
-
-def _preference(title: str, about: str = "", better: _Better = "") -> Metric:
-    return Metric(title, about, ("preference",), better)
-
-
+_machine = partial(Metric, of_machine=True)
+_rl = partial(Metric, kinds=("rl",))
+_preference = partial(Metric, kinds=("preference",))
 _OF_ALL = {
     "loss": Metric("loss", "The mean over updates, of the tokens that were trained on.", better="lower"),
     "lr": Metric("learning rate", "Of the last update of the step."),
@@ -80,8 +72,7 @@ _OF_ALL = {
     "seconds_checkpoint": _machine("seconds of writing a checkpoint", "In steps that wrote one."),
     "seconds_waited": _machine("seconds that calls waited for their turn in the pool"),
     "policy_change": Metric(
-        "distance from the base, nats per token",
-        "Root mean square over canary tokens, by the trainer.",
+        "distance from the base, nats per token", "Root mean square over canary tokens, by the trainer."
     ),
     "policy_step": Metric("distance from the version before, nats per token", "As `policy_change`."),
     "adapter_norm": Metric("Frobenius norm of scale × B A over all modules"),
@@ -117,13 +108,11 @@ _OF_SAMPLES = {
         "Where samples are of older weights.",
     ),
     "logprob_difference": _rl(
-        "logprob mismatch, engine to trainer",
-        "Mean of |trainer − engine|, nats per token, of equal weights.",
+        "logprob mismatch, engine to trainer", "Mean of |trainer − engine|, nats per token, of equal weights."
     ),
     "logprob_difference_max": _rl("largest mismatch of a token, nats"),
     "routes_differ": _rl(
-        "share of tokens that the trainer would have sent to other experts",
-        "Where routes are replayed.",
+        "share of tokens that the trainer would have sent to other experts", "Where routes are replayed."
     ),
     "routes_unknown": _rl("share of computed tokens whose route is not known", "Where routes are replayed."),
     "prompts_sampled": _rl("prompts sampled for the step", "With dynamic sampling."),

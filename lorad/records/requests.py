@@ -8,30 +8,14 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 
-from lorad.bounds import (
-    BODY_BYTES,
-    BUNDLE_BYTES,
-    BUNDLE_PART,
-    METRIC_NAME,
-    METRICS,
-    NAME_CHARACTERS,
-    OVERRIDE_CHARACTERS,
-    OVERRIDES,
-    PATH_CHARACTERS,
-    POINTS,
-    PROMPTS,
-    SMALL_BODY_BYTES,
-    SPEC_BODY_BYTES,
-    SPEC_BYTES,
-    TRIAL_SAMPLES,
-)
+from lorad import bounds
 from lorad.selection import Selection
 from lorad.spec.numbers import COUNT_LIMIT, NonNegative, NonNegativeFloat, Positive, Seed, Tag
 
-Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
-_Path = Annotated[str, Meta(max_length=PATH_CHARACTERS)]
-_Override = Annotated[str, Meta(max_length=OVERRIDE_CHARACTERS)]
-Overrides = Annotated[list[_Override], Meta(max_length=OVERRIDES)]  # `key=value`
+Name = Annotated[str, Meta(max_length=bounds.NAME_CHARACTERS)]
+_Path = Annotated[str, Meta(max_length=bounds.PATH_CHARACTERS)]
+_Override = Annotated[str, Meta(max_length=bounds.OVERRIDE_CHARACTERS)]
+Overrides = Annotated[list[_Override], Meta(max_length=bounds.OVERRIDES)]  # `key=value`
 _Column = Annotated[str, Meta(max_length=128)]
 _Whole = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
 _Text = Annotated[str, Meta(max_length=1000)]
@@ -50,12 +34,9 @@ _Settings = Annotated[
 
 
 class RequestBody(Struct, frozen=True):
-    """This is the body of a request, of which each text, list and table has a bound, and so has the whole.
+    """The body of a request; each of its texts, lists and tables has a bound, and so has its JSON."""
 
-    MOST_BYTES: how large its JSON may be.
-    """
-
-    MOST_BYTES: ClassVar[int] = SMALL_BODY_BYTES
+    MOST_BYTES: ClassVar[int] = bounds.SMALL_BODY_BYTES
 
 
 class ShutdownRequest(RequestBody, frozen=True):
@@ -63,13 +44,16 @@ class ShutdownRequest(RequestBody, frozen=True):
     pools: bool = False  # end the pools that have no active run, too
 
 
-class RunRequest(RequestBody, frozen=True):
-    MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
+class _SpecRequest(RequestBody, frozen=True):
+    MOST_BYTES: ClassVar[int] = bounds.SPEC_BODY_BYTES
 
-    spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
+    spec: Annotated[str, Meta(max_length=bounds.SPEC_BYTES)]  # the text of the file
     source: _Path  # the file's name for messages
     cwd: _Path  # where relative paths of the spec begin
     overrides: Overrides = []
+
+
+class RunRequest(_SpecRequest, frozen=True):
     name: Name | None = None
     suffix: bool = False  # take NAME-2 or the like where the name is in use
     replace: bool = False  # remove the run of that name first, which has to be over
@@ -78,11 +62,11 @@ class RunRequest(RequestBody, frozen=True):
 class BundleRequest(RequestBody, frozen=True):
     """A part of a bundle: files that a client on another machine sends along with a spec."""
 
-    MOST_BYTES: ClassVar[int] = BODY_BYTES
+    MOST_BYTES: ClassVar[int] = bounds.BODY_BYTES
 
-    size: Annotated[int, Meta(ge=1, le=BUNDLE_BYTES)]  # bytes of the whole bundle
-    offset: Annotated[int, Meta(ge=0, le=BUNDLE_BYTES)] = 0  # where in it the part stands
-    data: Annotated[bytes, Meta(max_length=BUNDLE_PART)] = b""  # b"" asks how much has come
+    size: Annotated[int, Meta(ge=1, le=bounds.BUNDLE_BYTES)]  # bytes of the whole bundle
+    offset: Annotated[int, Meta(ge=0, le=bounds.BUNDLE_BYTES)] = 0  # where in it the part stands
+    data: Annotated[bytes, Meta(max_length=bounds.BUNDLE_PART)] = b""  # b"" asks how much has come
 
 
 _Moment = Annotated[float, Meta(gt=0, le=1e11)]  # seconds, of which calendars know a date
@@ -100,7 +84,7 @@ class ReserveRequest(RequestBody, frozen=True):
 class SelectRequest(RequestBody, frozen=True):
     """Which runs to list, in which order, with which of their figures."""
 
-    MOST_BYTES: ClassVar[int] = 2 * SMALL_BODY_BYTES
+    MOST_BYTES: ClassVar[int] = 2 * bounds.SMALL_BODY_BYTES
 
     selection: Selection = Selection()
     recent: bool = False  # without those that ended over a day ago
@@ -113,21 +97,15 @@ class SelectRequest(RequestBody, frozen=True):
     limit: NonNegative = 0  # how many runs; 0: all
 
 
-class TrialRequest(RequestBody, frozen=True):
-    MOST_BYTES: ClassVar[int] = SPEC_BODY_BYTES
-
-    spec: Annotated[str, Meta(max_length=SPEC_BYTES)]  # the text of the file
-    source: _Path  # the file's name for messages
-    cwd: _Path  # where relative paths of the spec begin
-    overrides: Overrides = []
-    n: Annotated[int, Meta(ge=1, le=TRIAL_SAMPLES)] = 4
+class TrialRequest(_SpecRequest, frozen=True):
+    n: Annotated[int, Meta(ge=1, le=bounds.TRIAL_SAMPLES)] = 4
 
 
 class HalvingRequest(Struct, frozen=True):
     """How to halve a sweep; lorad chooses what is None."""
 
     eta: float | None = None
-    rungs: Annotated[list[_Whole], Meta(max_length=POINTS)] | None = None
+    rungs: Annotated[list[_Whole], Meta(max_length=bounds.POINTS)] | None = None
     metric: Name | None = None
     asha: bool = False  # decide for each run as it reaches a rung, without waiting for the others
     min_steps: Positive | None = None  # the first rung; the others follow by eta
@@ -138,7 +116,7 @@ class PointsRequest(Struct, frozen=True):
 
     random: _Whole | None = None
     seed: Seed = 0  # of the draws
-    listed: Annotated[list[Overrides], Meta(max_length=POINTS)] = []  # overrides of each point
+    listed: Annotated[list[Overrides], Meta(max_length=bounds.POINTS)] = []  # overrides of each point
 
 
 class SweepRequest(RunRequest, frozen=True):
@@ -249,7 +227,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     stop: Annotated[list[_Stop], Meta(max_length=64)] = []
 
 
-_Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=BODY_BYTES)]
+_Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=bounds.BODY_BYTES)]
 _Seeds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)]
 
 
@@ -260,13 +238,13 @@ class GenerateRequest(RequestBody, frozen=True):
         `sampling.seed`.
     """
 
-    MOST_BYTES: ClassVar[int] = BODY_BYTES
+    MOST_BYTES: ClassVar[int] = bounds.BODY_BYTES
 
     version: Name
-    prompt: Annotated[str, Meta(max_length=BODY_BYTES)] = ""
+    prompt: Annotated[str, Meta(max_length=bounds.BODY_BYTES)] = ""
     sampling: Sampling = Sampling()
-    prompts: Annotated[list[_Tokens], Meta(max_length=PROMPTS)] = []
-    seeds: Annotated[list[_Seeds], Meta(max_length=PROMPTS)] = []
+    prompts: Annotated[list[_Tokens], Meta(max_length=bounds.PROMPTS)] = []
+    seeds: Annotated[list[_Seeds], Meta(max_length=bounds.PROMPTS)] = []
 
 
 class ResultRequest(RequestBody, frozen=True):
@@ -276,7 +254,7 @@ class ResultRequest(RequestBody, frozen=True):
     suite: Literal["data", "lm_eval", "inspect"] = "data"
     settings: _Settings = {}
     metrics: Annotated[
-        dict[Annotated[str, Meta(max_length=METRIC_NAME)], float], Meta(max_length=METRICS)
+        dict[Annotated[str, Meta(max_length=bounds.METRIC_NAME)], float], Meta(max_length=bounds.METRICS)
     ] = {}
     problems: NonNegative = 0
     failed: NonNegative = 0

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from lorad.protocol.preflight import ErrorSaid
+from lorad.protocol.preflight import ErrorFacts
 from lorad.records.episodes import EpisodeEnd, EpisodeTurn, Fork, Task
 from lorad.records.measured import Number
 
@@ -69,4 +69,4 @@ class TrialEvent(Struct, frozen=True):
     text: str = ""
     sample: Sample | None = None
     seconds: float = 0.0
-    error: ErrorSaid | None = None
+    error: ErrorFacts | None = None

@@ -14,8 +14,7 @@ _EPSILON = 1e-4
 
 
 def shaped(spec: Spec, rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-    """Return the rewards [S] of samples, of so many tokens and perhaps truncated, less the costs of length,
-    float32 [S].
+    """Return the rewards of samples, less what their lengths cost and what being truncated does, float32 [S].
 
     algorithm.overlong is the soft overlong punishment of DAPO (Yu et al., 2025, arXiv 2503.14476, equation
     13), and algorithm.truncated `penalise` takes 1.
@@ -43,17 +42,16 @@ def advantages(
     With a baseline, equal rewards and a group of one give exactly 0 before they are whitened. Raises
     ValueError for rewards that are not finite.
 
-    Args:
-        rewards: The reward of each sample, [S].
-        group_sizes: How many samples each group has, int [G]; they sum to S.
-        lengths: The trained tokens of each sample, int [S]; None where all are equal.
-        baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian
-            et al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
-            2505.23585); zero is r (REINFORCE).
-        scale: std divides by the sample standard deviation (n - 1) of the group, batch_std of all rewards,
-            both plus epsilon, 1e-4 as in TRL's GRPOTrainer; mean divides by the group's mean, where that is
-            positive (MaxRL); whiten subtracts the mean and divides by the standard deviation over all tokens
-            (REINFORCE++, Hu et al., 2025, arXiv 2501.03262); one is Dr. GRPO (Liu et al., 2025).
+    rewards: The reward of each sample, [S].
+    group_sizes: How many samples each group has, int [G]; they sum to S.
+    lengths: The trained tokens of each sample, int [S]; None where all are equal.
+    baseline: group is r - mean (GRPO, Shao et al., 2024); loo is r - mean of the others (RLOO, Ahmadian
+        et al., 2024, arXiv 2402.14740); length is r - the mean by tokens (OPO, Hao et al., 2025, arXiv
+        2505.23585); zero is r (REINFORCE).
+    scale: std divides by the sample standard deviation (n - 1) of the group, batch_std of all rewards,
+        both plus epsilon, 1e-4 as in TRL's GRPOTrainer; mean divides by the group's mean, where that is
+        positive (MaxRL); whiten subtracts the mean and divides by the standard deviation over all tokens
+        (REINFORCE++, Hu et al., 2025, arXiv 2501.03262); one is Dr. GRPO (Liu et al., 2025).
     """
     result = np.zeros(len(rewards), np.float64)
     tokens = np.ones(len(rewards), np.float64) if lengths is None else np.asarray(lengths, np.float64)
@@ -90,9 +88,7 @@ def whiten(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
 
 
 def returns_to_go(rewards: np.ndarray, penalty: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return for each token the reward [S] of its sample less the penalties [T] from the token on, float64
-    [T].
-    """
+    """Return for each token its sample's reward less the penalties from that token on, float64 [T]."""
     sums = np.cumsum(penalty, dtype=np.float64)
     ends = sums[np.cumsum(lengths) - 1]
     returns: np.ndarray = np.repeat(rewards - ends, lengths) + sums - penalty
@@ -112,8 +108,8 @@ def best_of(
     """Return which samples to imitate, bool [S]: the `best` of each group with a reward of at least `least`,
     of equal ones the first (RFT, Yuan et al., 2023, arXiv 2308.01825; best-of-n).
 
-    None as `best` is 1 without `least`, and all with it. Without `least` there are none of a group whose
-    rewards are all equal.
+    Without `least`, `best` is 1 if it is None, and a group whose rewards are all equal has none; with
+    `least`, None is all.
     """
     kept = np.zeros(len(rewards), np.bool_)
     for start, group in _groups(rewards, group_sizes):

@@ -24,9 +24,8 @@ def correction(
     2025), and kinds with mask make it 0 outside of [low, high] (IcePop; MIS, Liu et al., 2025);
     geometric_mask makes it 1 inside.
 
-    Args:
-        old, sampler: The log-probabilities of trainer and engine, [T].
-        lengths: The tokens of each sample, int [S].
+    old, sampler: The log-probabilities of trainer and engine, [T].
+    lengths: The tokens of each sample, int [S].
     """
     difference = np.asarray(old, np.float64) - sampler
     if not kind.startswith("token"):

@@ -1,12 +1,10 @@
-"""Prompts, by position: what step n trains on follows from the spec and the number of prompts consumed before
-it.
-"""
+"""Prompts, by position: what step n trains on follows from the spec and the number of prompts before it."""
 
 import hashlib
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +18,7 @@ from lorad.rl.generated.environment import environment_rows
 from lorad.rl.generated.rows import generated_rows
 from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
 from lorad.rl.kept.order import order_of
-from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
+from lorad.rl.kept.rows import Kept, KeptRows, RowFacts, RowsOf, Target
 from lorad.rl.kept.summary import Summary
 from lorad.rl.reward import RewardInput
 from lorad.rl.rows.columns import find_value, prompt_of, text_of, value_of
@@ -28,33 +26,33 @@ from lorad.rl.rows.messages import chat_in, messages_of, with_system
 from lorad.rl.rows.shown import unshown
 from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import SUFFIXES, Row, labelled, read_rows
-from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
+from lorad.rl.streaming.reader import Reader, eval_rows, is_held_out, reader_of
 from lorad.rl.streaming.stream import Stream
 from lorad.rl.tasks import TASKS, problem
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
-from lorad.spec.data import GENERATED, MADE, Data, Sources, labels_of, own_of, single
+from lorad.spec.data import GENERATED, MADE, Data, DataFormat, Sources, labels_of, single, sources_with_own
 from lorad.spec.env import VERIFIERS, EnvSpec
 from lorad.spec.model import Spec
 
 Split = Literal["train", "test"]
 EVAL_SEED = 0  # evals of runs with other seeds are of the same problems
 _NOTED = 100_000  # rows of which something is noted, at most
-CHUNK = 1024
-_CHARACTERS = 4 << 20  # rows, and characters in them, that are tokenised at once
+CHUNK = 1024  # rows that are tokenised at once
+_CHARACTERS = 4 << 20  # characters in rows that are tokenised at once
+_NO_TEMPLATE = "the model has no chat template"
 
 
 class Example(Struct, frozen=True):
     """One prompt as the model gets it.
 
-    Attributes:
-        id: A name that no other position of the dataset has.
-        prompt: The text behind `tokens`, with the chat template applied.
-        row: Every column of the source, for reward functions.
-        targets: The completions to train on; none in reinforcement learning.
-        source: The source that it is from, where there are several.
-        prompt_value: The prompt as the row has it, a text or, behind data.system, messages.
-        answer_value: The answer as the row has it.
+    id: A name that no other position of the dataset has.
+    prompt: The text behind `tokens`, with the chat template applied.
+    row: Every column of the source, for reward functions.
+    targets: The completions to train on; none in reinforcement learning.
+    source: The source that it is from, where there are several.
+    prompt_value: The prompt as the row has it, a text or, behind data.system, messages.
+    answer_value: The answer as the row has it.
     """
 
     id: str
@@ -87,17 +85,16 @@ class Example(Struct, frozen=True):
 class Dataset(ABC):
     """The prompts that a run trains or evaluates on.
 
-    Attributes:
-        size: How many distinct prompts there are, None when endless.
-        dropped: How many rows are left out as too long.
-        cut: How many rows are shortened.
-        prompt_lengths: The tokens of the prompt of each row, before it is cut and also where it is left out
-            for its length; nothing where the data never end.
-        completion_lengths: The tokens of the completions to train on; nothing where there are none.
-        has_answers: See `Example`.
-        digest: The sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
-        stream: What rows are read from, where they are read while the run trains.
-        unshown: What the chat template does not write of the chat of a row, by its source and number.
+    size: How many distinct prompts there are, None when endless.
+    dropped: How many rows are left out as too long.
+    cut: How many rows are shortened.
+    prompt_lengths: The tokens of the prompt of each row, before it is cut and also where it is left out
+        for its length; nothing where the data never end.
+    completion_lengths: The tokens of the completions to train on; nothing where there are none.
+    has_answers: See `Example`.
+    digest: The sha256 (hex) of the rows, "" for a builtin task; a resume detects a changed file by it.
+    stream: What rows are read from, where they are read while the run trains.
+    unshown: What the chat template does not write of the chat of a row, by its source and number.
     """
 
     size: int | None = None
@@ -109,7 +106,6 @@ class Dataset(ABC):
     digest: str = ""
     stream: Stream[Any] | None = None
     unshown: Mapping[tuple[str, int], str] = {}
-    _unshown: dict[tuple[str, int], str]
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -118,14 +114,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def take(self, position: int, n: int) -> list[Example]:
-        """Return the `n` examples after the first `position`; equal arguments give equal examples, in any
-        process.
-        """
-
-    def keep_unshown(self, row: Row, words: str) -> None:
-        """Keep what a row has that the model is not shown; a stream does so for its first rows alone."""
-        if words and len(self._unshown) < _NOTED:
-            self._unshown[row.source, row.number] = words
+        """Return the `n` examples after the first `position`, in any process the same ones."""
 
 
 class NoData(Dataset):
@@ -136,7 +125,12 @@ class NoData(Dataset):
 
 
 class TaskDataset(Dataset):
-    """A builtin task: endless, and as plain text whatever the model's chat template."""
+    """A builtin task: endless, and as plain text whatever the model's chat template.
+
+    trains_answers: Whether the answers are completions to train on.
+    """
+
+    trains_answers = False
 
     def __init__(self, task: str, split: Split, seed: int, tokenizer: Tokenizer, limit: int) -> None:
         self._task = task
@@ -150,16 +144,20 @@ class TaskDataset(Dataset):
         for index in range(position, position + n):
             question = problem(self._task, self._split, self._seed, index)
             tokens = self._tokenizer.encode(question.prompt, special=True)
-            if len(tokens) > self._limit:
-                raise SpecError(
-                    f"{question.prompt!r} of the task {self._task} has {len(tokens)} tokens, not "
-                    f"{self._limit} at most",
-                    key="data.max_prompt_tokens",
-                    hint=f"Set it to {len(tokens)} or more.",
-                )
+            if (size := len(tokens)) > self._limit:
+                why = f"{question.prompt!r} of the task {self._task} has {size} tokens, not {self._limit}"
+                hint = f"Set it to {size} or more."
+                raise SpecError(f"{why} at most", key="data.max_prompt_tokens", hint=hint)
             row = {"prompt": question.prompt, "answer": question.answer}
             examples.append(Example(question.id, question.prompt, question.answer, tokens, row))
-        return examples
+        return [with_answer(e, self._tokenizer) for e in examples] if self.trains_answers else examples
+
+
+def with_answer(example: Example, tokenizer: Tokenizer) -> Example:
+    """Return an example that trains on its answer."""
+    tokens = [*tokenizer.encode(example.answer), *tokenizer.eos_ids[:1]]
+    target = Target(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
+    return structs.replace(example, targets=(target,))
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -187,25 +185,95 @@ def _length(value: Any) -> int:
 
 
 def name_of(sources: Sources) -> str:
-    """Return how errors, and rows of one source, call them."""
+    """Return the name that errors, and rows of one source, give the sources."""
     if isinstance(sources, str) and Path(sources).suffix.lower() not in SUFFIXES:
         sources = re.sub("@[^:]*", "", sources)  # the commit of a hub dataset is no part of its name
     return Path(sources).name if isinstance(sources, str) else ", ".join(labels_of(sources).values())
 
 
-class _Prompts(Dataset):
-    """Rows that hold prompts."""
+class PreparedRows(Dataset):
+    """Rows as the model gets them, made ready before the run, or while it trains where they are streamed.
 
-    def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
+    form: The format of rows that hold completions.
+    unended: How many trained turns have no end token, so that a model learns not to end them.
+    split: How many rows are split, so that each of their turns is a sample.
+    """
+
+    form: DataFormat = "auto"
+    unended: int = 0
+    split: int = 0
+    _kept: KeptRows
+
+    def __init__(self, sources: Sources, data: Data, tokenizer: Tokenizer, seed: int) -> None:
+        self._sources = sources
         self._name = name_of(sources)
         self._data = data
         self._tokenizer = tokenizer
+        self._seed = seed
         self._templated = data.chat_template == "auto" and tokenizer.has_chat_template
-        self.unshown = self._unshown = dict[tuple[str, int], str]()
-        self._lengths = array("I")  # of the prompts
+        never = data.chat_template == "never"
+        self._why_plain = "data.chat_template is never" if never else _NO_TEMPLATE
+        self._lengths = array("I")  # of prompts
+        self.unshown: dict[tuple[str, int], str] = {}
 
-    def _kept(self, rows: Iterable[Row]) -> Iterator[Kept]:
-        """Yield the rows that are kept, each with its prompt."""
+    @abstractmethod
+    def _prepare(self, rows: Iterable[Row]) -> Iterator[Kept]:
+        """Yield the samples of rows, without the ones that are too long. Raises SpecError."""
+
+    @abstractmethod
+    def _example(self, kept: Kept, epoch: int) -> Example: ...
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return RowsOf(self._kept) if self.stream is None else [kept.row for kept in self.stream.in_memory()]
+
+    def take(self, position: int, n: int) -> list[Example]:
+        positions = range(position, position + n)
+        if self.stream is not None:
+            return [self._example(*self.stream.item(place)) for place in positions]
+        chosen = [self._order.place(place) for place in positions]
+        return [self._example(self._kept[place], epoch) for place, epoch in chosen]
+
+    def keep_unshown(self, row: Row, words: str) -> None:
+        """Keep what a row has that the model is not shown; a stream does so for its first rows alone."""
+        if words and len(self.unshown) < _NOTED:
+            self.unshown[row.source, row.number] = words
+
+    def open_rows(self, key: CacheKey | None, make: Callable[[], Iterator[Kept]], summary: Summary) -> None:
+        """Make all rows ready, unless they are kept under `key`, and take up what follows from them."""
+
+        def facts() -> RowFacts:
+            counts = (self.dropped, self.cut, self.unshown, self._lengths.tobytes())
+            about = (self.form, self.split, self.unended)
+            return RowFacts(bool(summary.answered), summary.digest.hexdigest(), *counts, *about)
+
+        with bounded_memory(self._name):
+            self._kept, summed = kept_rows(key, make, facts)
+        self.size = len(self._kept)
+        for name in ("digest", "has_answers", "dropped", "cut", "unshown", "form", "split", "unended"):
+            setattr(self, name, getattr(summed, name))
+        self.prompt_lengths = array("I", summed.lengths)
+        if self._kept:
+            self._order = order_of(self._kept, self._sources, self._seed, shuffled=self._data.shuffle)
+
+    def open_stream(self, reader: Reader) -> None:
+        """Check the first rows of a stream. Raises SpecError with their place."""
+        data = self._data
+        self.digest = hashlib.sha256(reader.identity.encode()).hexdigest()
+        self.stream = Stream(reader, self.usable, self._seed, data.buffer, shuffled=data.shuffle)
+        first, _ = self.stream.item(0)
+        self.has_answers = find_value(first.row, data, "answer_key") is not None
+
+    def usable(self, rows: list[Row]) -> list[Kept]:
+        """Return the samples of a stream's rows that are trained on."""
+        trained = [row for row in rows if self._data.eval is not None or not is_held_out(row, self._data)]
+        return [*self._prepare(trained)]
+
+
+class _Prompts(PreparedRows):
+    """Rows that hold prompts."""
+
+    def _prepare(self, rows: Iterable[Row]) -> Iterator[Kept]:
         for chunk in chunks(rows):
             texts = self._rendered(chunk)
             places = [row.where for row in chunk]
@@ -251,12 +319,8 @@ class _Prompts(Dataset):
                 value = prompt_of(row, self._data)
                 messages_of(value, row)
                 if not isinstance(value, str):
-                    never = self._data.chat_template == "never"
-                    why = "data.chat_template is never" if never else "the model has no chat template"
-                    raise SpecError(
-                        f"{row.where}: the prompt is a list of messages but {why}",
-                        hint="Give prompts as strings.",
-                    )
+                    problem = f"{row.where}: the prompt is a list of messages but {self._why_plain}"
+                    raise SpecError(problem, hint="Give prompts as strings.")
                 texts.append(value)
             return texts
         chats = [with_system(self._data, messages_of(prompt_of(row, self._data), row)) for row in rows]
@@ -283,88 +347,44 @@ class RowDataset(_Prompts):
         seed: int,
         key: CacheKey | None = None,
     ) -> None:
-        """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
-        row is left.
-        """
-        super().__init__(sources, data, tokenizer)
+        """Check every row, unless they are kept under `key`. Raises SpecError, also when no row is left."""
+        super().__init__(sources, data, tokenizer, seed)
         labels = labels_of(sources)
-        summary = Summary(data, [labels[name] for name in own_of(sources)])
-
-        def facts() -> RowFacts:
-            counts = (self.dropped, self.cut)
-            lengths = self._lengths.tobytes()
-            return RowFacts(summary.has_answers, summary.digest, *counts, self._unshown, lengths)
-
-        with bounded_memory(self._name):
-            self._rows, summed = kept_rows(key, lambda: summary.of(self._kept(rows)), facts)
-        self.size = len(self._rows)
-        self.digest = summed.digest
-        self.has_answers = summed.has_answers
-        self.dropped = summed.dropped
-        self.cut = summed.cut
-        self.unshown = summed.unshown
-        self.prompt_lengths = array("I", summed.lengths)
-        if not self._rows and not self.dropped:
+        summary = Summary(data, [labels[name] for name in sources_with_own(sources)])
+        self.open_rows(key, lambda: summary.of(self._prepare(rows)), summary)
+        if not self._kept and not self.dropped:
             raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
-        if not self._rows:
+        if not self._kept:
             raise SpecError(
                 f"{self._name} has no usable row, {self.dropped} were longer than {data.max_prompt_tokens} "
                 "tokens",
                 key="data",
                 hint="Raise data.max_prompt_tokens or add rows.",
             )
-        self._order = order_of(self._rows, sources, seed, shuffled=data.shuffle)
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        return RowsOf(self._rows)
-
-    def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self._order.place(index) for index in range(position, position + n)]
-        return [self._example(self._rows[place], epoch) for place, epoch in chosen]
 
     def part(self, labels: Collection[str], n: int) -> tuple[list[Row], list[Example]]:
         """Return the rows of some sources, and the first `n` of them as examples."""
-        places = [place for place, label in enumerate(self._rows.labels) if label in labels]
-        examples = [self._example(self._rows[place], 0) for place in places[:n]]
-        return [self._rows.row(place) for place in places], examples
+        places = [place for place, label in enumerate(self._kept.labels) if label in labels]
+        examples = [self._example(self._kept[place], 0) for place in places[:n]]
+        return [self._kept.row(place) for place in places], examples
 
 
 class _Streamed(_Prompts):
-    """Rows that are read while the run trains."""
+    """Prompts that are read while the run trains."""
 
     def __init__(self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int) -> None:
-        """Check the first rows. Raises SpecError with their place."""
-        super().__init__(source, data, tokenizer)
-        self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
-        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
-        first, _ = self._rows.item(0)
-        self.has_answers = find_value(first.row, data, "answer_key") is not None
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        return [kept.row for kept in self._rows.known()]
-
-    def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self._rows.item(index) for index in range(position, position + n)]
-        return [self._example(kept, epoch) for kept, epoch in chosen]
-
-    def _usable(self, rows: list[Row]) -> list[Kept]:
-        return [*self._kept(trained_on(rows, self._data))]
+        super().__init__(source, data, tokenizer, seed)
+        self.open_stream(reader)
 
 
 def load_data(
     source: Sources, split: Split, data: Data, tokenizer: Tokenizer, seed: int, cwd: Path
 ) -> Dataset:
-    """Return the dataset of `data.train` or `data.eval`; `cwd` is where relative paths start.
-
-    Raises SpecError.
-    """
+    """Return the dataset of `data.train` or `data.eval`; paths are relative to `cwd`. Raises SpecError."""
     if isinstance(source, str) and source in TASKS:
-        refuse_for_chats(data, f"prompts of the task {source} are plain text")
+        _refuse_for_chats(data, f"prompts of the task {source} are plain text")
         return TaskDataset(source, split, seed, tokenizer, data.max_prompt_tokens)
-    if not tokenizer.has_chat_template:
-        refuse_for_chats(data, "the model has no chat template")
+    refuse_for_plain(data, tokenizer)
     if data.streaming and split == "train":
         name = single(source)
         return _Streamed(name, reader_of(name, split, cwd), data, tokenizer, seed)
@@ -377,7 +397,7 @@ def rows_of(source: Sources, split: Split, data: Data, cwd: Path) -> Iterator[Ro
 
     def read(name: str) -> Iterator[Row]:
         if name.startswith(VERIFIERS):
-            return environment_rows(own_of(source)[name].played, split, cwd)
+            return environment_rows(sources_with_own(source)[name].played, split, cwd)
         is_generated = name.startswith(GENERATED)
         return generated_rows(name, split, data, cwd) if is_generated else read_rows(name, split, cwd)
 
@@ -421,10 +441,7 @@ def rows_behind(examples: Sequence[Example]) -> list[Row]:
 
 
 def load_set(spec: Spec, name: str, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
-    """Return the problems of a set of `eval.sets`, in their order and the same for every run.
-
-    Raises SpecError.
-    """
+    """Return the problems of a set of `eval.sets`, the same for every run. Raises SpecError."""
     settings = spec.eval.sets[name]
     data = data_of_set(spec, name)
     try:
@@ -453,8 +470,13 @@ def prompt_value_of(row: Row, data: Data) -> str | list[dict[str, Any]]:
     return value if isinstance(chat_in(value), str) else with_system(data, messages_of(value, row))
 
 
-def refuse_for_chats(data: Data, why: str) -> None:
-    """Raise SpecError for keys that only chat templates read."""
+def refuse_for_plain(data: Data, tokenizer: Tokenizer) -> None:
+    """Raise SpecError for keys that only chat templates read, where the model has none."""
+    if not tokenizer.has_chat_template:
+        _refuse_for_chats(data, _NO_TEMPLATE)
+
+
+def _refuse_for_chats(data: Data, why: str) -> None:
     for key in ("system", "chat_template_kwargs"):
         if getattr(data, key):
             raise SpecError(f"{why}, so that nothing would read it", key=f"data.{key}", hint="Leave it out.")

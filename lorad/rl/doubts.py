@@ -44,11 +44,9 @@ def refuse_contradictions(spec: Spec) -> None:
 def _of_rate(spec: Spec) -> Iterator[SpecError]:
     trainer = spec.trainer
     if trainer.lr is not None and trainer.min_lr > trainer.lr:
-        yield SpecError(
-            f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise",
-            key="trainer.min_lr",
-            hint="It is where linear and cosine end: lower it, or raise trainer.lr.",
-        )
+        problem = f"{trainer.min_lr:g} is more than trainer.lr {trainer.lr:g}, so that the rate would rise"
+        hint = "It is where linear and cosine end: lower it, or raise trainer.lr."
+        yield SpecError(problem, key="trainer.min_lr", hint=hint)
 
 
 def _of_stream(spec: Spec) -> Iterator[SpecError]:
@@ -60,11 +58,9 @@ def _of_stream(spec: Spec) -> Iterator[SpecError]:
             yield SpecError("nothing is streamed", key="data.buffer", hint=hint)
         return
     if not source or source in TASKS or source.startswith(MADE):
-        yield SpecError(
-            "data.train is not one hub dataset or one file, which alone are streamed",
-            key="data.streaming",
-            hint="Leave it out: these rows are read before training.",
-        )
+        problem = "data.train is not one hub dataset or one file, which alone are streamed"
+        hint = "Leave it out: these rows are read before training."
+        yield SpecError(problem, key="data.streaming", hint=hint)
     if spec.algorithm.kind == "preference":
         yield SpecError(
             f"{spec.algorithm.name} computes the reference's log-probabilities of all rows before it trains",
@@ -77,27 +73,19 @@ def _of_env(spec: Spec) -> Iterator[SpecError]:
     env = spec.env
     task = TASKS.get(single(spec.data.train))
     if task is not None and task.env is not None and env.name is None:
-        yield SpecError(
-            f"its rows are for the environment {task.env}: their prompts alone have no answer",
-            key="data.train",
-            hint=f"Add `env: {task.env}`, or train on another task.",
-        )
+        problem = f"its rows are for the environment {task.env}: their prompts alone have no answer"
+        yield SpecError(problem, key="data.train", hint=f"Add `env: {task.env}`, or train on another task.")
     if env.name is None:
         if env != EnvSpec():
             yield SpecError("nothing is played", key="env", hint="Give env.name, or leave `env` out.")
         return
     if spec.algorithm.kind != "rl":
-        yield SpecError(
-            f"{spec.algorithm.name} trains on the completions of the data, and plays nothing",
-            key="env.name",
-            hint="Leave `env` out, or choose an algorithm that samples, such as grpo.",
-        )
+        problem = f"{spec.algorithm.name} trains on the completions of the data, and plays nothing"
+        hint = "Leave `env` out, or choose an algorithm that samples, such as grpo."
+        yield SpecError(problem, key="env.name", hint=hint)
     if spec.rewards != [RewardSpec()]:
-        yield SpecError(
-            f"the environment {env.name} gives the reward of an episode",
-            key="reward",
-            hint="Leave it out, and let the environment compute it.",
-        )
+        hint = "Leave it out, and let the environment compute it."
+        yield SpecError(f"the environment {env.name} gives the reward of an episode", key="reward", hint=hint)
 
 
 def _of_eval(spec: Spec) -> Iterator[SpecError]:
@@ -108,11 +96,8 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
             f"{len(spec.eval.sets)} sets are more than {_MOST_SETS}", key="eval.sets", hint="Leave some out."
         )
     for name in [name for name in ("sets", "stop") if getattr(spec.eval, name) and not every]:
-        yield SpecError(
-            "eval.every is 0, so that nothing is evaluated",
-            key=f"eval.{name}",
-            hint="Leave it out, or set eval.every.",
-        )
+        hint = "Leave it out, or set eval.every."
+        yield SpecError("eval.every is 0, so that nothing is evaluated", key=f"eval.{name}", hint=hint)
     for name, settings in spec.eval.sets.items():
         key = f"eval.sets.{name}"
         if name in _TAKEN or not _SET_NAME.fullmatch(name):
@@ -120,23 +105,16 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
             hint = "Choose letters, digits, dot, dash and underscore, at most 40."
             yield SpecError(f"{name[:80]} {why}", key="eval.sets", hint=hint)
         if settings.every and every and settings.every % every:
-            yield SpecError(
-                f"{settings.every} is no multiple of eval.every, {every}",
-                key=f"{key}.every",
-                hint=f"Set it to {-(-settings.every // every) * every}, or change eval.every.",
-            )
+            problem = f"{settings.every} is no multiple of eval.every, {every}"
+            hint = f"Set it to {-(-settings.every // every) * every}, or change eval.every."
+            yield SpecError(problem, key=f"{key}.every", hint=hint)
         if settings.n > 1 and not settings.temperature:
-            yield SpecError(
-                f"{settings.n} completions at temperature 0 are all the same",
-                key=f"{key}.n",
-                hint=f"Set {key}.temperature, for example to {spec.rollout.temperature:g}.",
-            )
+            problem = f"{settings.n} completions at temperature 0 are all the same"
+            hint = f"Set {key}.temperature, for example to {spec.rollout.temperature:g}."
+            yield SpecError(problem, key=f"{key}.n", hint=hint)
         if 0 < settings.temperature < _COLDEST:
-            yield SpecError(
-                f"{settings.temperature:g} is neither greedy nor a temperature",
-                key=f"{key}.temperature",
-                hint=f"Set it to 0, or to {_COLDEST} or more.",
-            )
+            problem = f"{settings.temperature:g} is neither greedy nor a temperature"
+            yield SpecError(problem, key=f"{key}.temperature", hint=f"Set it to 0, or to {_COLDEST} or more.")
         task = TASKS.get(settings.data)
         if task is not None and task.env is not None and spec.env.name is None:
             yield SpecError(
@@ -148,11 +126,8 @@ def _of_eval(spec: Spec) -> Iterator[SpecError]:
                 f"two rewards are called {twice[0]}", key=f"{key}.reward", hint="Give one another label."
             )
         if settings.reward is not None and spec.env.name is not None:
-            yield SpecError(
-                f"the environment {spec.env.name} gives the reward of an episode",
-                key=f"{key}.reward",
-                hint="Leave it out.",
-            )
+            problem = f"the environment {spec.env.name} gives the reward of an episode"
+            yield SpecError(problem, key=f"{key}.reward", hint="Leave it out.")
 
 
 def _of_best(spec: Spec) -> Iterator[SpecError]:
@@ -164,11 +139,8 @@ def _of_best(spec: Spec) -> Iterator[SpecError]:
         yield SpecError("eval.every is 0, so that no version is the best", key=key, hint=hint)
     metrics = eval_metrics(spec)
     if checkpoint.best_by is not None and checkpoint.best_by not in metrics:
-        yield SpecError(
-            f"{checkpoint.best_by[:80]} is not measured by this run",
-            key="checkpoint.best_by",
-            hint=f"Choose one of: {', '.join(metrics)}.",
-        )
+        problem = f"{checkpoint.best_by[:80]} is not measured by this run"
+        yield SpecError(problem, key="checkpoint.best_by", hint=f"Choose one of: {', '.join(metrics)}.")
 
 
 def _of_parts(spec: Spec) -> Iterator[SpecError]:
@@ -176,11 +148,9 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
     parts = spec.algorithm.parts
     for key, reason in algorithm.without_effect.items():
         if getattr(algorithm, key) is not None:
-            yield SpecError(
-                f"it has no effect with algorithm {algorithm.name}: {reason}",
-                key=f"algorithm.{key}",
-                hint="Leave it out, or choose the surrogate and ratio that it belongs to.",
-            )
+            problem = f"it has no effect with algorithm {algorithm.name}: {reason}"
+            hint = "Leave it out, or choose the surrogate and ratio that it belongs to."
+            yield SpecError(problem, key=f"algorithm.{key}", hint=hint)
     for key, least, most in (
         ("bounds", *parts.bounds),
         ("negative_bounds", *(parts.negative_bounds or (0, 0))),
@@ -193,11 +163,9 @@ def _of_parts(spec: Spec) -> Iterator[SpecError]:
             )
     updates = algorithm.epochs * algorithm.minibatches
     if spec.lora.dropout > 0 and updates > 1:
-        yield SpecError(
-            f"{updates} updates of a step compare log-probabilities, which dropout changes by itself",
-            key="lora.dropout",
-            hint="Set it to 0, or algorithm.epochs and algorithm.minibatches to 1.",
-        )
+        problem = f"{updates} updates of a step compare log-probabilities, which dropout changes by itself"
+        hint = "Set it to 0, or algorithm.epochs and algorithm.minibatches to 1."
+        yield SpecError(problem, key="lora.dropout", hint=hint)
 
 
 def _of_functions(spec: Spec) -> Iterator[SpecError]:
@@ -205,37 +173,24 @@ def _of_functions(spec: Spec) -> Iterator[SpecError]:
     algorithm = spec.algorithm
     named = [key for key in ("loss", "advantage") if getattr(algorithm, key)]
     if not named and algorithm.name == "custom":
-        yield SpecError(
-            "custom names neither a loss nor an advantage",
-            key="algorithm.name",
-            hint="Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo.",
-        )
+        hint = "Give algorithm.loss or algorithm.advantage as path/to/file.py:function, or name grpo."
+        yield SpecError("custom names neither a loss nor an advantage", key="algorithm.name", hint=hint)
     if not named and algorithm.user_code != UserCode():
-        yield SpecError(
-            "there is no function that it would limit",
-            key="algorithm.user_code",
-            hint="Leave it out, or give algorithm.loss or algorithm.advantage.",
-        )
+        hint = "Leave it out, or give algorithm.loss or algorithm.advantage."
+        yield SpecError("there is no function that it would limit", key="algorithm.user_code", hint=hint)
     if named and (algorithm.parts.surrogate == "nll" or algorithm.name == "distill"):
         what = "distill" if algorithm.name == "distill" else "the surrogate nll"
-        yield SpecError(
-            f"{what} weighs tokens in its own way, which a function cannot replace",
-            key=f"algorithm.{named[0]}",
-            hint="Choose algorithm custom, or leave it out.",
-        )
+        problem = f"{what} weighs tokens in its own way, which a function cannot replace"
+        hint = "Choose algorithm custom, or leave it out."
+        yield SpecError(problem, key=f"algorithm.{named[0]}", hint=hint)
     if algorithm.advantage and algorithm.has_critic:
-        yield SpecError(
-            "the critic makes the advantages",
-            key="algorithm.advantage",
-            hint="Leave it out, or choose an algorithm without a critic.",
-        )
+        hint = "Leave it out, or choose an algorithm without a critic."
+        yield SpecError("the critic makes the advantages", key="algorithm.advantage", hint=hint)
     for key in ("importance_cap", "correction", "drop_zero_variance"):
         if algorithm.loss and getattr(algorithm, key):
-            yield SpecError(
-                "algorithm.loss is given all samples as they are, and weighs them itself",
-                key=f"algorithm.{key}",
-                hint="Leave it out; the loss has `sampler`, `old` and `advantages` to do the same.",
-            )
+            problem = "algorithm.loss is given all samples as they are, and weighs them itself"
+            hint = "Leave it out; the loss has `sampler`, `old` and `advantages` to do the same."
+            yield SpecError(problem, key=f"algorithm.{key}", hint=hint)
     if algorithm.loss and spec.lora.dropout:
         yield SpecError(
             "algorithm.loss sees log-probabilities without dropout, and its derivative holds for these alone",
@@ -246,17 +201,11 @@ def _of_functions(spec: Spec) -> Iterator[SpecError]:
 
 def _of_preference(spec: Spec) -> Iterator[SpecError]:
     if spec.lora.dropout > 0:
-        yield SpecError(
-            "the coefficients of dpo are of log-probabilities, which dropout changes by itself",
-            key="lora.dropout",
-            hint="Set it to 0.",
-        )
+        problem = "the coefficients of dpo are of log-probabilities, which dropout changes by itself"
+        yield SpecError(problem, key="lora.dropout", hint="Set it to 0.")
     if spec.algorithm.preference.loss == "kto" and spec.data.prompts_per_step < 2:
-        yield SpecError(
-            "kto compares each completion with the prompts of other rows of the step",
-            key="data.prompts_per_step",
-            hint="Set it to 2 or more.",
-        )
+        problem = "kto compares each completion with the prompts of other rows of the step"
+        yield SpecError(problem, key="data.prompts_per_step", hint="Set it to 2 or more.")
 
 
 def _of_weights(spec: Spec) -> Iterator[SpecError]:
@@ -265,28 +214,21 @@ def _of_weights(spec: Spec) -> Iterator[SpecError]:
     parts = spec.algorithm.parts
     named = [key for key in ("importance_cap", "correction") if getattr(algorithm, key) is not None]
     if len(named) == 2 and algorithm.importance_cap is not None:
-        yield SpecError(
-            "it weighs the mismatch of trainer and engine a second time",
-            key="algorithm.importance_cap",
-            hint=f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same.",
-        )
+        problem = "it weighs the mismatch of trainer and engine a second time"
+        hint = f"correction: {{kind: token_truncate, high: {algorithm.importance_cap:g}}} is the same."
+        yield SpecError(problem, key="algorithm.importance_cap", hint=hint)
     if named and parts.surrogate == "nll":
         yield SpecError(
             "the surrogate nll has no importance weights", key=f"algorithm.{named[0]}", hint="Leave it out."
         )
     if named and parts.anchor == "sampler":
-        yield SpecError(
-            "with anchor sampler the ratio weighs the mismatch of trainer and engine already",
-            key=f"algorithm.{named[0]}",
-            hint="Leave it out, or choose anchor old.",
-        )
+        problem = "with anchor sampler the ratio weighs the mismatch of trainer and engine already"
+        yield SpecError(problem, key=f"algorithm.{named[0]}", hint="Leave it out, or choose anchor old.")
     kind = algorithm.correction.kind if algorithm.correction else ""
     if kind and (parts.surrogate == "dro" or (parts.ratio == "geometric" and kind.startswith("token"))):
-        yield SpecError(
-            f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}",
-            key="algorithm.correction",
-            hint="Choose another surrogate, or the correction sequence_mask with ratio geometric.",
-        )
+        problem = f"{kind} cannot weigh the loss of surrogate {parts.surrogate} with ratio {parts.ratio}"
+        hint = "Choose another surrogate, or the correction sequence_mask with ratio geometric."
+        yield SpecError(problem, key="algorithm.correction", hint=hint)
 
 
 def _of_samples(spec: Spec) -> Iterator[SpecError]:
@@ -309,25 +251,17 @@ def _of_samples(spec: Spec) -> Iterator[SpecError]:
             hint="Leave it out.",
         )
     if algorithm.group_size < 2 and algorithm.has_baseline and algorithm.least is None:
-        yield SpecError(
-            f"a group of one is never better than its own mean, the baseline of {algorithm.name}",
-            key="algorithm.group_size",
-            hint="Choose 2 or more, or algorithm.baseline zero or moving.",
-        )
+        problem = f"a group of one is never better than its own mean, the baseline of {algorithm.name}"
+        hint = "Choose 2 or more, or algorithm.baseline zero or moving."
+        yield SpecError(problem, key="algorithm.group_size", hint=hint)
     compares = algorithm.has_baseline or algorithm.advantage
     if algorithm.refill is not None and algorithm.refill.keep is None and not compares:
-        yield SpecError(
-            "without a baseline of the group each group has a gradient",
-            key="algorithm.dynamic_sampling",
-            hint="Leave it out, or set its `keep`.",
-        )
+        problem = "without a baseline of the group each group has a gradient"
+        yield SpecError(problem, key="algorithm.dynamic_sampling", hint="Leave it out, or set its `keep`.")
     for key in ("best", "least"):
         if getattr(algorithm, key) is not None and not is_nll:
-            yield SpecError(
-                "only the surrogate nll picks samples",
-                key=f"algorithm.{key}",
-                hint="Leave it out, or choose algorithm rft.",
-            )
+            hint = "Leave it out, or choose algorithm rft."
+            yield SpecError("only the surrogate nll picks samples", key=f"algorithm.{key}", hint=hint)
 
 
 def _of_penalties(spec: Spec) -> Iterator[SpecError]:
@@ -336,19 +270,15 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
     kl = spec.algorithm.kl
     in_reward = algorithm.kl_place == "reward"
     if in_reward and kl.type not in (None, "k1"):
-        yield SpecError(
-            f"{kl.type} is of a penalty in the loss; in the reward it is k1",
-            key="algorithm.kl.type",
-            hint="Leave it out, or set algorithm.kl.where to loss.",
-        )
+        problem = f"{kl.type} is of a penalty in the loss; in the reward it is k1"
+        hint = "Leave it out, or set algorithm.kl.where to loss."
+        yield SpecError(problem, key="algorithm.kl.type", hint=hint)
     if in_reward and algorithm.kl_coef and algorithm.parts.surrogate == "nll":
         yield SpecError("the surrogate nll reads no reward", key="algorithm.kl.where", hint="Set it to loss.")
     if in_reward and algorithm.kl_coef and algorithm.truncated == "mask":
-        yield SpecError(
-            "a masked sample is not looked at, so that its KL penalty is not known",
-            key="algorithm.truncated",
-            hint="Choose keep or penalise, or algorithm.kl.where loss.",
-        )
+        problem = "a masked sample is not looked at, so that its KL penalty is not known"
+        hint = "Choose keep or penalise, or algorithm.kl.where loss."
+        yield SpecError(problem, key="algorithm.truncated", hint=hint)
     if kl.reset_every and (not algorithm.has_reference or algorithm.name == "distill"):
         yield SpecError(
             "the teacher of distill stays"
@@ -358,11 +288,8 @@ def _of_penalties(spec: Spec) -> Iterator[SpecError]:
             hint="Leave it out, or choose another algorithm with a coefficient.",
         )
     if kl.target is not None and not algorithm.kl_coef:
-        yield SpecError(
-            "there is no coefficient to adapt while algorithm.kl.coef is 0",
-            key="algorithm.kl.target",
-            hint="Set algorithm.kl.coef to where it begins.",
-        )
+        problem = "there is no coefficient to adapt while algorithm.kl.coef is 0"
+        yield SpecError(problem, key="algorithm.kl.target", hint="Set algorithm.kl.coef to where it begins.")
 
 
 def _of_teachers(spec: Spec) -> Iterator[SpecError]:
@@ -377,27 +304,19 @@ def _of_teachers(spec: Spec) -> Iterator[SpecError]:
             hint="Name a version (run@number), a PEFT directory or algorithm.teacher, with a coefficient.",
         )
     if algorithm.teacher is not None and algorithm.name != "distill":
-        yield SpecError(
-            f"{algorithm.name} has no teacher",
-            key="algorithm.teacher",
-            hint="Leave it out, or choose algorithm distill.",
-        )
+        hint = "Leave it out, or choose algorithm distill."
+        yield SpecError(f"{algorithm.name} has no teacher", key="algorithm.teacher", hint=hint)
     if algorithm.teacher is not None and kl.reference == "start":
-        yield SpecError(
-            f"start is an adapter of the run's own model, not of {algorithm.teacher}",
-            key="algorithm.kl.reference",
-            hint="Leave it out, or name a version (run@number) or a PEFT directory of the teacher's model.",
-        )
+        problem = f"start is an adapter of the run's own model, not of {algorithm.teacher}"
+        hint = "Leave it out, or name a version (run@number) or a PEFT directory of the teacher's model."
+        yield SpecError(problem, key="algorithm.kl.reference", hint=hint)
     if algorithm.name == "distill" and algorithm.kl_place == "loss":
         yield SpecError(
             "the teacher of distill is in the reward", key="algorithm.kl.where", hint="Leave it out."
         )
     if algorithm.reward_coef is not None and algorithm.name != "distill":
-        yield SpecError(
-            "it is the weight of the reward beside the teacher of distill",
-            key="algorithm.reward_coef",
-            hint="Leave it out.",
-        )
+        problem = "it is the weight of the reward beside the teacher of distill"
+        yield SpecError(problem, key="algorithm.reward_coef", hint="Leave it out.")
 
 
 def _of_critics(spec: Spec) -> Iterator[SpecError]:
@@ -408,48 +327,27 @@ def _of_critics(spec: Spec) -> Iterator[SpecError]:
     if not algorithm.has_critic:
         for key in ("gamma", "lam", "value_clip", "critic"):
             if getattr(algorithm, key) != getattr(Algorithm(), key):
-                yield SpecError(
-                    f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic",
-                    key=f"algorithm.{key}",
-                    hint="Leave it out, or choose algorithm ppo.",
-                )
+                problem = f"algorithm {algorithm.name} has baseline {parts.baseline}, which needs no critic"
+                hint = "Leave it out, or choose algorithm ppo."
+                yield SpecError(problem, key=f"algorithm.{key}", hint=hint)
         return
     if parts.scale not in ("whiten", "one"):
-        yield SpecError(
-            f"advantages of a critic belong to tokens, which have no {parts.scale} of a group",
-            key="algorithm.scale",
-            hint="Choose whiten or one.",
-        )
+        problem = f"advantages of a critic belong to tokens, which have no {parts.scale} of a group"
+        yield SpecError(problem, key="algorithm.scale", hint="Choose whiten or one.")
     if parts.surrogate == "nll":
-        yield SpecError(
-            "the surrogate nll has no advantage that a critic could estimate",
-            key="algorithm.surrogate",
-            hint="Choose clip, or algorithm rft.",
-        )
+        problem = "the surrogate nll has no advantage that a critic could estimate"
+        yield SpecError(problem, key="algorithm.surrogate", hint="Choose clip, or algorithm rft.")
     if algorithm.name == "distill":
-        yield SpecError(
-            "the teacher of distill takes the place of a critic",
-            key="algorithm.baseline",
-            hint="Leave it out, or choose algorithm ppo.",
-        )
+        problem = "the teacher of distill takes the place of a critic"
+        yield SpecError(problem, key="algorithm.baseline", hint="Leave it out, or choose algorithm ppo.")
     if warmup >= spec.trainer.steps:
-        yield SpecError(
-            f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy",
-            key="algorithm.critic.warmup_steps",
-            hint="Lower it, or raise trainer.steps.",
-        )
+        problem = f"{warmup} leave nothing of the {spec.trainer.steps} steps for the policy"
+        hint = "Lower it, or raise trainer.steps."
+        yield SpecError(problem, key="algorithm.critic.warmup_steps", hint=hint)
 
 
 _OF_KIND: dict[Kind, tuple[Callable[[Spec], Iterator[SpecError]], ...]] = {
-    "rl": (
-        _of_functions,
-        _of_parts,
-        _of_weights,
-        _of_samples,
-        _of_penalties,
-        _of_teachers,
-        _of_critics,
-    ),
+    "rl": (_of_functions, _of_parts, _of_weights, _of_samples, _of_penalties, _of_teachers, _of_critics),
     "sft": (),
     "preference": (_of_preference,),
     "tinker": (),

@@ -13,9 +13,7 @@ from lorad.spec.model import Spec
 
 
 def eval_metrics(spec: Spec) -> list[str]:
-    """List the figures of evaluations that the run may measure, as `figures` in lorad.protocol.evals names
-    them.
-    """
+    """List the figures of evaluations that the run may measure, by their names in lorad.protocol.evals."""
     names = ["eval", *(f"eval/{name}" for name in spec.eval.sets)]
     names += [f"eval/{name}/pass@{k}" for name, rows in spec.eval.sets.items() for k in ks(rows.n)]
     if spec.algorithm.kind != "rl":
@@ -51,11 +49,8 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
                 hint = hint or f"Evaluations have {', '.join(evaluated)}."
                 yield SpecError(f"{metric} is not measured by this run", key=f"{key}.metric", hint=hint)
             elif metric == "kl" and not spec.algorithm.kl_coef:
-                yield SpecError(
-                    "it is measured where algorithm.kl.coef is more than 0",
-                    key=f"{key}.metric",
-                    hint="Set a coefficient, or leave it out.",
-                )
+                problem = "it is measured where algorithm.kl.coef is more than 0"
+                yield SpecError(problem, key=f"{key}.metric", hint="Set a coefficient, or leave it out.")
             elif expectation.step == 0:
                 yield SpecError(
                     f"{metric} is of a step, and the first one is 1",
@@ -65,11 +60,8 @@ def wrong_expectations(spec: Spec) -> Iterator[SpecError]:
                 )
         steps = spec.trainer.steps
         if expectation.step is not None and expectation.step > steps:
-            yield SpecError(
-                f"the run ends before it, after {steps} steps",
-                key=f"{key}.step",
-                hint=f"Set it to {steps} or less, leave it out for the last step, or raise trainer.steps.",
-            )
+            hint = f"Set it to {steps} or less, leave it out for the last step, or raise trainer.steps."
+            yield SpecError(f"the run ends before it, after {steps} steps", key=f"{key}.step", hint=hint)
 
 
 def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterator[SpecError]:
@@ -77,28 +69,21 @@ def _wrong_evaluation(spec: Spec, expectation: Expectation, key: str) -> Iterato
     every = spec.eval.every
     step = expectation.step
     if not every:
-        yield SpecError(
-            "eval.every is 0, so that nothing is evaluated",
-            key=f"{key}.metric",
-            hint="Set eval.every, or expect a metric of steps, such as reward.",
-        )
+        hint = "Set eval.every, or expect a metric of steps, such as reward."
+        yield SpecError("eval.every is 0, so that nothing is evaluated", key=f"{key}.metric", hint=hint)
         return
     train = single(spec.data.train)
     is_held_out = spec.data.eval is not None or train in TASKS or train.startswith(MADE)
     if not is_held_out and not expectation.metric.startswith("eval/"):
-        yield SpecError(
-            "data.eval names no held-out problems, so that nothing is evaluated",
-            key=f"{key}.metric",
-            hint="Give data.eval, or expect a metric of steps, such as reward.",
-        )
+        problem = "data.eval names no held-out problems, so that nothing is evaluated"
+        hint = "Give data.eval, or expect a metric of steps, such as reward."
+        yield SpecError(problem, key=f"{key}.metric", hint=hint)
         return
     if expectation.metric.startswith("eval/"):
         name = expectation.metric.removeprefix("eval/").partition("/pass@")[0]
         every = spec.eval.sets[name].every or every
     if step is not None and step % every and step < spec.trainer.steps:
         near = sorted({step - step % every, min(step - step % every + every, spec.trainer.steps)})
-        yield SpecError(
-            f"there is no evaluation at {step}, but one at each {every} steps and after the last",
-            key=f"{key}.step",
-            hint=f"Set it to {' or '.join(map(str, near))}, or change eval.every.",
-        )
+        problem = f"there is no evaluation at {step}, but one at each {every} steps and after the last"
+        hint = f"Set it to {' or '.join(map(str, near))}, or change eval.every."
+        yield SpecError(problem, key=f"{key}.step", hint=hint)

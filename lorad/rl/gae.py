@@ -16,12 +16,11 @@ def gae(
     A token that is not trained is stepped over: no reward, no value, no decay. Its own advantage is the one
     of the token after it, and nothing uses it.
 
-    Args:
-        rewards: The reward of each token, [T].
-        values: The value at the position that predicts the token, [T]; after the last token of a sample it is
-            0, also where the sample was cut off.
-        lengths: The tokens of each sample, int [S].
-        trained: Which tokens are trained, bool [T]; None where all are.
+    rewards: The reward of each token, [T].
+    values: The value at the position that predicts the token, [T]; after the last token of a sample it is
+        0, also where the sample was cut off.
+    lengths: The tokens of each sample, int [S].
+    trained: Which tokens are trained, bool [T]; None where all are.
     """
     advantages = np.zeros(len(values), np.float64)
     mask = np.ones(len(values), bool) if trained is None else np.asarray(trained, bool)

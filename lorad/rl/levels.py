@@ -17,10 +17,9 @@ def level_weights(
     A token that is trained weighs 1 at the levels token, constant and sum, at sequence 1 / trained tokens of
     the sample (GRPO), and at prompt 1 / trained tokens of all samples of the prompt; any other weighs 0.
 
-    Args:
-        lengths: The tokens of each sample, int [S].
-        groups: The samples of each prompt, int [G].
-        trained: Which tokens are trained, bool [T]; None where all are.
+    lengths: The tokens of each sample, int [S].
+    groups: The samples of each prompt, int [G].
+    trained: Which tokens are trained, bool [T]; None where all are.
     """
     mask = np.ones(int(lengths.sum()), np.float64) if trained is None else trained.astype(np.float64)
     owner = np.repeat(np.arange(lengths.size), lengths)

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lorad.protocol.batch import LossStats, PolicyLoss, PolicyTargets
-from lorad.rl.pairs import judged
+from lorad.rl.pairs import preference_loss
 from lorad.spec.algorithm import KlType
 
 _FAR = 3.0
@@ -49,7 +49,8 @@ _PADDING = -1e30
 class TokenTargets(NamedTuple):
     """What a token's loss needs beside its log-probability; each [T] fp32.
 
-    Where `old` is None it is the current policy, detached. For `sequence` see `sequence_ratios`.
+    old: None where it is the current policy, detached.
+    sequence: See `sequence_ratios`.
     """
 
     advantages: Tensor
@@ -73,8 +74,9 @@ class TokenTargets(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """What the loss of each token is and does, each [T]; only `loss` carries a gradient. The importance is
-    exp(old - sampler), before it is capped.
+    """What the loss of each token is and does, each [T]; only `loss` carries a gradient.
+
+    importance: exp(old - sampler), before it is capped.
     """
 
     loss: Tensor
@@ -99,17 +101,9 @@ def token_targets(targets: PolicyTargets, tokens: slice | np.ndarray, device: to
     present = {name: array[tokens] for name, array in arrays.items() if array is not None}
     together = torch.from_numpy(np.stack([*present.values()], dtype=np.float32, casting="unsafe"))
     moved = dict(zip(present, together.to(device), strict=True))
-    weights = moved.pop("weights", None)
-    if weights is None:
-        weights = torch.ones_like(moved["advantages"])
-    return TokenTargets(
-        advantages=moved["advantages"],
-        weights=weights,
-        sampler=moved.get("sampler"),
-        old=moved.get("old"),
-        reference=moved.get("reference"),
-        sequence=moved.get("sequence"),
-    )
+    if "weights" not in moved:
+        moved["weights"] = torch.ones_like(moved["advantages"])
+    return TokenTargets(**moved)
 
 
 def token_losses(
@@ -120,9 +114,8 @@ def token_losses(
     Raises ValueError when `loss.kl_coef` is not 0 and there are no reference log-probabilities, and when the
     ratio is of samples and `sequence_ratios` was not called.
 
-    Args:
-        logprobs: The log-probabilities, [T] fp32 with a gradient, at `loss.temperature` as all others.
-        entropy: The entropies, [T] with a gradient, where `loss.entropy_coef` is not 0.
+    logprobs: The log-probabilities, [T] fp32 with a gradient, at `loss.temperature` as all others.
+    entropy: The entropies, [T] with a gradient, where `loss.entropy_coef` is not 0.
     """
     current = logprobs.detach()
     old = current if targets.old is None else targets.old
@@ -219,10 +212,9 @@ def _within_bounds(log_ratio: Tensor, advantages: Tensor, loss: PolicyLoss) -> T
 def sequence_ratios(
     logprobs: Tensor, targets: TokenTargets, loss: PolicyLoss, lengths: Tensor
 ) -> TokenTargets:
-    """Add the mean log ratio of its sample to each token, where the loss asks for ratios of samples and has
-    none. Tokens of weight 0 leave the mean.
+    """Add the mean log ratio of its sample to each token, where the loss asks for it. Raises ValueError.
 
-    The log-probabilities [T] are of whole samples, whose lengths, int64 [S], sum to T.
+    Tokens of weight 0 leave the mean. The log-probabilities [T] are of whole samples; lengths is int64 [S].
     """
     if loss.ratio == "token" or targets.sequence is not None:
         return targets
@@ -253,7 +245,7 @@ def preference_targets(
     columns = torch.stack([logprobs, reference, targets.weights, targets.advantages])
     current, behind, trained, each = columns.detach().cpu().numpy()  # read once
     desired = each[np.cumsum(lengths) - 1] > 0
-    outcome = judged(current, behind, lengths, preference, trained, desired, loss.divergence)
+    outcome = preference_loss(current, behind, lengths, preference, trained, desired, loss.divergence)
     count = lengths.size // 2 if loss.has_pairs else lengths.size
     slopes = torch.from_numpy((-count * outcome.gradient).astype(np.float32)).to(logprobs.device)
     return targets._replace(advantages=slopes, reference=None), count * outcome.loss
@@ -301,10 +293,9 @@ class TokenLogprobs(NamedTuple):
 class VocabularyPart(NamedTuple):
     """The columns of the logits that this rank has, where a vocabulary is cut over ranks.
 
-    Attributes:
-        first: The word of the first column.
-        words: How many columns are words; the ones behind them are padding.
-        group: The ranks that have the other columns of the same rows.
+    first: The word of the first column.
+    words: How many columns are words; the ones behind them are padding.
+    group: The ranks that have the other columns of the same rows.
     """
 
     first: int
@@ -325,13 +316,12 @@ def token_logprobs(
     At most two fp32 arrays of the shape of the logits live at a time, these among them; their gradient takes
     the place of one. The entropy has a gradient with `entropy_gradient`, whose backward takes a third array.
 
-    Args:
-        logits: The scores, [T, vocab], which are overwritten when they are fp32.
-        tokens: The tokens, int64 [T].
-        temperature: One temperature, or one for each token, fp32 [T].
-        part: The words of the logits where these are of some alone, [T, columns]. Maximum and sums of each
-            row are taken over the ranks, and every rank gets the same result and the gradient of its own
-            columns. Collective.
+    logits: The scores, [T, vocab], which are overwritten when they are fp32.
+    tokens: The tokens, int64 [T].
+    temperature: One temperature, or one for each token, fp32 [T].
+    part: The words of the logits where these are of some alone, [T, columns]. Maximum and sums of each
+        row are taken over the ranks, and every rank gets the same result and the gradient of its own
+        columns. Collective.
     """
     return TokenLogprobs(
         *_TokenLogprobs.apply(logits, tokens, temperature, entropy_gradient, part)  # type: ignore[no-untyped-call]
@@ -381,9 +371,7 @@ class _TokenLogprobs(Function):
     def backward(
         ctx: Any, grad: Tensor, grad_entropy: Tensor, _: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """Compute (one-hot - softmax) * grad / temperature, and
-        d(entropy) = -p * (log p + entropy) / temperature.
-        """
+        """Compute (one-hot - softmax) * grad / t, and d(entropy) = -p * (log p + entropy) / t."""
         powers, total, places, entropy, elsewhere = ctx.saved_tensors
         grad = grad[:, None] / ctx.scale
         bonus = None

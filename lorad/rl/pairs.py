@@ -31,15 +31,14 @@ _Slopes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Judged:
+class PreferenceOutcome:
     """The loss of preferences on some completions.
 
-    Attributes:
-        loss: The mean over pairs or completions.
-        gradient: The derivative of the loss by each log-probability, float64 [T].
-        shifts: The sum of logprob - reference of each completion, float64 [S].
-        rewards: beta times what the loss compares, as rewards/chosen and rewards/rejected of TRL, float64
-            [S].
+    loss: The mean over pairs or completions.
+    gradient: The derivative of the loss by each log-probability, float64 [T].
+    shifts: The sum of logprob - reference of each completion, float64 [S].
+    rewards: beta times what the loss compares, as rewards/chosen and rewards/rejected of TRL, float64
+        [S].
     """
 
     loss: float
@@ -48,7 +47,7 @@ class Judged:
     rewards: np.ndarray
 
 
-def judged(
+def preference_loss(
     logprobs: np.ndarray,
     reference: np.ndarray,
     lengths: np.ndarray,
@@ -56,7 +55,7 @@ def judged(
     trained: np.ndarray | None = None,
     desired: np.ndarray | None = None,
     divergence: float = 0.0,
-) -> Judged:
+) -> PreferenceOutcome:
     """Return `label_loss` for kto, which needs `desired`, and `pair_loss` for all others."""
     if preference.loss != "kto":
         return pair_loss(logprobs, reference, lengths, preference, trained)
@@ -71,10 +70,8 @@ def pair_loss(
     lengths: np.ndarray,
     preference: Preference,
     trained: np.ndarray | None = None,
-) -> Judged:
-    """Return the loss of pairs, whose chosen and rejected completions alternate; their lengths are int [S],
-    and all that is of tokens [T].
-    """
+) -> PreferenceOutcome:
+    """Return the loss of pairs, whose chosen and rejected completions alternate; lengths is int [S]."""
     kind = preference.loss
     mask, owner, counts = _owned(lengths, trained)
     moved = _sums(logprobs - reference, mask, owner)
@@ -90,7 +87,7 @@ def pair_loss(
         losses = losses - preference.nll * means
         slopes[0::2] -= preference.nll / counts[0::2]
     rewards = preference.strength * scores
-    return Judged(float(losses.mean()), mask * slopes[owner] / losses.size, moved, rewards)
+    return PreferenceOutcome(float(losses.mean()), mask * slopes[owner] / losses.size, moved, rewards)
 
 
 def label_loss(
@@ -101,7 +98,7 @@ def label_loss(
     preference: Preference,
     divergence: float,
     trained: np.ndarray | None = None,
-) -> Judged:
+) -> PreferenceOutcome:
     """Return the loss of KTO on completions that are desired or not, bool [S], with z as the divergence."""
     mask, owner, _ = _owned(lengths, trained)
     moved = _sums(logprobs - reference, mask, owner)
@@ -109,7 +106,9 @@ def label_loss(
     sign = np.where(desired, 1.0, -1.0)
     reached = _s(beta * sign * (moved - divergence))
     slopes = -beta * sign * reached * (1 - reached)
-    return Judged(float((1 - reached).mean()), mask * slopes[owner] / lengths.size, moved, beta * moved)
+    return PreferenceOutcome(
+        float((1 - reached).mean()), mask * slopes[owner] / lengths.size, moved, beta * moved
+    )
 
 
 def mismatched_divergence(

@@ -16,16 +16,15 @@ class RewardInput(Struct, frozen=True, omit_defaults=True):
 
     A reward function may ask by name for these fields, which win, and for the columns of the row.
 
-    Attributes:
-        completion: The text of the completion without special tokens.
-        finish: "stop" or "length".
-        completion_ids: The tokens of the completion; only for a function that asks for them.
-        raw_completion: Its text with special tokens and the stop string; only for a function that asks for
-            it.
-        prompt_value: The prompt as the row has it, a text or messages; only for a function of lists. None
-            where the row has nothing else than `prompt`.
-        answer_value: The answer as the row has it; only for a user's function. None where the row has nothing
-            else than `answer`.
+    completion: The text of the completion without special tokens.
+    finish: "stop" or "length".
+    completion_ids: The tokens of the completion; only for a function that asks for them.
+    raw_completion: Its text with special tokens and the stop string; only for a function that asks for
+        it.
+    prompt_value: The prompt as the row has it, a text or messages; only for a function of lists. None
+        where the row has nothing else than `prompt`.
+    answer_value: The answer as the row has it; only for a user's function. None where the row has nothing
+        else than `answer`.
     """
 
     prompt: str
@@ -83,12 +82,7 @@ _OF_UNIT = re.compile(r"(?<=[A-Za-z])\^?\{?[23](?!\d)")  # the power of cm2
 
 
 def lacking(
-    name: str,
-    required: Iterable[str],
-    row: Mapping[str, Any],
-    *,
-    has_answers: bool,
-    has_prompts: bool = True,
+    name: str, required: Iterable[str], row: Mapping[str, Any], *, has_answers: bool, has_prompts: bool = True
 ) -> list[str]:
     """Return what a reward asks for and the data, which begin with this row, do not have."""
     has = {"answer": has_answers, "prompt": has_prompts}
@@ -108,9 +102,7 @@ def compares(name: str, pattern: str | None) -> bool:
 
 
 def builtin(name: str, pattern: str | None = None) -> _Reward:
-    """Return the builtin reward `name`. Raises SpecError when there is none or its pattern is missing or does
-    not compile.
-    """
+    """Return the builtin reward `name`. Raises SpecError without it, and for its pattern if that is wrong."""
     if name == "regex":
         if pattern is None:
             raise SpecError(
@@ -132,11 +124,8 @@ def builtin(name: str, pattern: str | None = None) -> _Reward:
 
         return regex
     if name not in BUILTIN:
-        raise SpecError(
-            f"there is no builtin {name!r}",
-            key="reward",
-            hint=f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:function.",
-        )
+        hint = f"Name one of {', '.join(BUILTIN)}, or path/to/file.py:function."
+        raise SpecError(f"there is no builtin {name!r}", key="reward", hint=hint)
     return _exact_match if name == "exact_match" else gsm8k
 
 
@@ -146,9 +135,7 @@ def _exact_match(sample: RewardInput) -> float:
 
 
 def _is_same(*texts: str) -> bool:
-    """Compare texts. White space around them, the form of line ends, how letters are composed, and `.0`
-    behind a whole number, which data frames write, mean nothing.
-    """
+    """Compare texts without outer white space, forms of line ends and letters, and `.0` of whole numbers."""
     composed = (unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip() for text in texts)
     return len({_ZEROS.sub(r"\1", text) for text in composed}) == 1
 
@@ -164,8 +151,10 @@ def gsm8k(sample: RewardInput) -> float:
 
 
 def number_in(text: str) -> Fraction | None:
-    """Return the number that the first line of a text begins with, beside a currency and marks of Markdown
-    and LaTeX; None where it begins with none, and where the number goes on, as in 3:30, 5-6 and 20 - 2.
+    """Return the number that the first line of a text begins with; None where it begins with none.
+
+    A currency and marks of Markdown and LaTeX may stand beside it. None, too, where the number goes on, as in
+    3:30, 5-6 and 20 - 2.
     """
     line = text.strip().partition("\n")[0]
     for written, plain in _OF_LATEX.items():

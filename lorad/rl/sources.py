@@ -23,7 +23,7 @@ from lorad.protocol.heartbeat import HEART
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import Sources, labels_of
 
-_HUB = re.compile(
+HUB_NAME = re.compile(
     r"(?P<explicit>hub:)?(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<parts>[\w.:\[\]%+-]+))?"
 )
 _BATCH = 1024  # rows that are unpacked at once
@@ -45,10 +45,9 @@ _FORMS = f"a builtin task, a .jsonl, .parquet, .csv or .json file, or {HUB_FORM}
 class Row(Struct, frozen=True):
     """A row of data.
 
-    Attributes:
-        number: Its place in the source, from 1.
-        where: `file:number`.
-        source: The source that it is from, where there are several.
+    number: Its place in the source, from 1.
+    where: `file:number`.
+    source: The source that it is from, where there are several.
     """
 
     number: int
@@ -58,17 +57,13 @@ class Row(Struct, frozen=True):
 
     @property
     def is_of_columns(self) -> bool:
-        """Return whether its source has each key in each row, as Parquet and Arrow do: null where a row lacks
-        it.
-        """
+        """Return whether its source, as Parquet, has each key in each row: null where a row lacks it."""
         name = self.where.rpartition(":")[0].lower()
         return not name.endswith((".jsonl", ".json", ".csv"))
 
 
 def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator[Row]:
-    """Yield the rows of one source, or of each after the other. Raises SpecError, also for builtin tasks
-    among several.
-    """
+    """Yield the rows of each source. Raises SpecError, also for builtin tasks among several sources."""
     if isinstance(sources, str):
         yield from read(sources)
         return
@@ -82,9 +77,7 @@ def labelled(sources: Sources, read: Callable[[str], Iterator[Row]]) -> Iterator
 
 
 def read_rows(source: str, split: str, cwd: Path) -> Iterator[Row]:
-    """Yield the rows of a file (relative to `cwd`) or of a hub dataset. Raises SpecError, at the latest at
-    the bad row.
-    """
+    """Yield the rows of a file or of a hub dataset. Raises SpecError, at the latest at the bad row."""
     path = cwd / expanded(source)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -125,8 +118,7 @@ def open_data(path: Path) -> BufferedReader:
 def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path) -> Iterator[Any]:
     """Yield the lines of a file, which reads `raw` or is it.
 
-    Raises SpecError for a line that is longer than any row, and for a file that grows meanwhile: it might
-    never end.
+    Raises SpecError for a line longer than any row, and for a file that grows meanwhile: it might never end.
     """
     size = os.fstat(raw.fileno()).st_size
     for number in count(1):
@@ -134,11 +126,8 @@ def _lines(file: BufferedReader | TextIOWrapper, raw: BufferedReader, path: Path
             tell(path.name, raw.tell() >> 20, size >> 20, " MB")
         line = file.readline(ROW_BYTES + 1)
         if len(line) > ROW_BYTES:
-            raise SpecError(
-                f"{path}:{number}: the line is longer than {ROW_BYTES >> 20} MiB",
-                key="data",
-                hint="Each line is one row.",
-            )
+            problem = f"{path}:{number}: the line is longer than {ROW_BYTES >> 20} MiB"
+            raise SpecError(problem, key="data", hint="Each line is one row.")
         if raw.tell() > size:
             raise SpecError(f"{path} grew while it was read", key="data", hint="Wait until it is written.")
         if not line:
@@ -179,10 +168,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
             reader = csv.DictReader(_lines(file, raw, path), strict=True)
             for number, values in enumerate(reader, 1):
                 if None in values or None in values.values():
-                    raise SpecError(
-                        f"{path}:{reader.line_num}: not as many values as the header has columns",
-                        hint="Quote values that contain a comma or a line break.",
-                    )
+                    problem = f"{path}:{reader.line_num}: not as many values as the header has columns"
+                    raise SpecError(problem, hint="Quote values that contain a comma or a line break.")
                 yield Row(number, f"{path}:{reader.line_num}", {k: v for k, v in values.items() if v != ""})
     except (csv.Error, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not readable as CSV: {error}", hint="Write it as UTF-8.") from error
@@ -229,23 +216,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise SpecError(f"{path}: not readable as Parquet: {error}", hint="Write the file again.") from error
 
 
-def hub_named(source: str) -> re.Match[str] | None:
-    """Return `name`, `revision` and `parts` of what may name a hub dataset."""
-    return _HUB.fullmatch(source)
-
-
 def hub_parts(source: str, split: str, path: Path) -> tuple[str, str | None, str, str | None]:
     """Return name, config, split and revision of a hub dataset; `split` where it names none.
 
-    Raises SpecError for what is no name of one, and where there is a file `path`.
+    Raises SpecError for other sources, and where there is a file `path`.
     """
-    match = _HUB.fullmatch(source)
+    match = HUB_NAME.fullmatch(source)
     if match is None or path.exists():
-        raise SpecError(
-            f"{source} is no task, no .jsonl, .parquet, .csv or .json file and no hub name",
-            key="data",
-            hint=_OTHER_FILES.get(path.suffix.lower(), f"Give {_FORMS}."),
-        )
+        problem = f"{source} is no task, no .jsonl, .parquet, .csv or .json file and no hub name"
+        raise SpecError(problem, key="data", hint=_OTHER_FILES.get(path.suffix.lower(), f"Give {_FORMS}."))
     config, colon, chosen = (match["parts"] or "").rpartition(":")
     return match["name"], (config or None) if colon else None, chosen or split, match["revision"]
 
@@ -256,11 +235,9 @@ def _read_hub(source: str, split: str, path: Path) -> Iterator[Row]:
     try:
         rows = datasets.load_dataset(name, config, split=chosen, revision=revision)
     except Exception as error:  # each kind of failure of the hub has its own class
-        raise SpecError(
-            f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}",
-            key="data",
-            hint=f"check name and network, or download it; the form is {HUB_FORM}, here {chosen}",
-        ) from error
+        problem = f"the hub dataset {source} could not be loaded: {type(error).__name__}: {error}"
+        hint = f"check name and network, or download it; the form is {HUB_FORM}, here {chosen}"
+        raise SpecError(problem, key="data", hint=hint) from error
     for number, values in enumerate(rows, 1):
         if number % _TOLD == 0:
             tell(source, number, len(rows), " rows")
@@ -272,9 +249,7 @@ def hub_library(source: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise SpecError(
-            f"{source} is a hub dataset and the package `datasets` is not installed",
-            key="data",
-            hint='pip install datasets (or "lorad[hub]"), or give a .jsonl or .parquet file',
-        ) from error
+        problem = f"{source} is a hub dataset and the package `datasets` is not installed"
+        hint = 'pip install datasets (or "lorad[hub]"), or give a .jsonl or .parquet file'
+        raise SpecError(problem, key="data", hint=hint) from error
     return datasets

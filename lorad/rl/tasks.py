@@ -26,10 +26,9 @@ class Problem(msgspec.Struct, frozen=True):
 class _Task(msgspec.Struct, frozen=True):
     """A family of problems `<letter>:<word>=`.
 
-    Attributes:
-        alphabet: The characters of the word.
-        lengths: The least and the most characters of the word.
-        env: The environment that its rows are for, without which there is no answer to the prompt.
+    alphabet: The characters of the word.
+    lengths: The least and the most characters of the word.
+    env: The environment that its rows are for, without which there is no answer to the prompt.
     """
 
     letter: str
@@ -39,22 +38,21 @@ class _Task(msgspec.Struct, frozen=True):
     env: str | None = None
 
 
-def _value(word: str, chance: random.Random) -> str:
-    """Return what a store holds under a key, which does not show it."""
-    return "".join(chance.choices(string.digits, k=chance.randint(3, 4)))
-
-
 TASKS: dict[str, _Task] = {
     "sort": _Task("S", string.digits, lambda word, _: "".join(sorted(word))),
     "reverse": _Task("R", string.ascii_lowercase, lambda word, _: word[::-1]),
-    "lookup": _Task("R", string.ascii_lowercase, _value, (4, 5), env="lookup"),
+    "lookup": _Task(  # what a store holds under a key, which does not show it
+        "R",
+        string.ascii_lowercase,
+        lambda _, chance: "".join(chance.choices(string.digits, k=chance.randint(3, 4))),
+        lengths=(4, 5),
+        env="lookup",
+    ),
 }
 
 
 def split_of(prompt: str) -> Split:
-    """Return the split that a prompt belongs to: 1/16 are test (held out), 1/16 validation (for tuning), all
-    others train.
-    """
+    """Return the split of a prompt: 1/16 are test (held out), 1/16 validation (for tuning), others train."""
     bucket = zlib.crc32(prompt.encode()) % _BUCKETS
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 

@@ -59,9 +59,7 @@ _OWN = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parame
 
 
 def main() -> None:
-    """Answer each job with its chats, each of which may take so many seconds; the first that cannot be
-    rendered is the last.
-    """
+    """Answer each job with its chats, until one cannot be rendered; the kernel limits the time of each."""
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints goes to stderr

@@ -1,6 +1,4 @@
-"""Chat templates, rendered by transformers in a process that ends when a template takes too
-long or too much.
-"""
+"""Chat templates, rendered by transformers in a process that ends when one takes too long or too much."""
 
 import contextlib
 import json
@@ -29,8 +27,10 @@ _COMMAND = [sys.executable, "-P", "-m", "lorad.rl.template_child"]
 
 
 class ChatTemplate(Struct, frozen=True):
-    """A template, the special tokens (`bos_token`, …) that it may name, and the seconds of processor time
-    that one chat may take.
+    """A chat template.
+
+    tokens: The special tokens (`bos_token`, …) that it may name.
+    seconds: The processor time that one chat may take.
     """
 
     template: str
@@ -41,12 +41,11 @@ class ChatTemplate(Struct, frozen=True):
 class Job(Struct, frozen=True):
     """Chats to render.
 
-    Attributes:
-        settings: Further variables of the template.
-        own: The variables of each chat alone.
-        date: What `strftime_now` says, in ISO 8601; None for the present.
-        generate: Whether to end where the assistant begins to speak.
-        continues: Whether chats that end with a turn of the assistant's end within it.
+    settings: Further variables of the template.
+    own: The variables of each chat alone.
+    date: What `strftime_now` says, in ISO 8601; None for the present.
+    generate: Whether to end where the assistant begins to speak.
+    continues: Whether chats that end with a turn of the assistant's end within it.
     """
 
     chats: list[list[dict[str, Any]]]
@@ -76,18 +75,12 @@ class Refused(Exception):
 
 
 class Renderer:
-    """One template. Its process starts with the first chat, and again after it was killed. Safe between
-    threads.
-    """
+    """One template, rendered by a process that starts with the first chat. Safe between threads."""
 
     def __init__(self, setup: ChatTemplate) -> None:
         self._setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._busy = threading.Lock()
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None
 
     def render(self, job: Job) -> list[str]:
         """Return each chat as text. Raises Refused for the first that has none."""
@@ -100,19 +93,18 @@ class Renderer:
                     line = msgspec.json.encode(request, enc_hook=str)
                 except (UnicodeError, RecursionError) as error:
                     raise Refused(len(texts), f"its messages are no text: {error}") from None
-                if (process := self._process) is None:
+                if (process := self.process) is None:
                     light = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
                     light |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))}
-                    self._process = process = subprocess.Popen(
-                        _COMMAND,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        env=os.environ | light,
+                    self.process = process = subprocess.Popen(
+                        _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | light
                     )
                     self._end = weakref.finalize(self, _end, process)
-                    _send(process, msgspec.json.encode(self._setup))
-                _send(process, line)
-                assert process.stdout is not None
+                    line = msgspec.json.encode(self._setup) + b"\n" + line
+                assert process.stdin is not None and process.stdout is not None
+                with contextlib.suppress(BrokenPipeError):  # one that is gone does not answer either
+                    process.stdin.write(line + b"\n")
+                    process.stdin.flush()
                 for _ in request.chats:
                     if not (answer := process.stdout.readline()):
                         code = process.wait()
@@ -132,16 +124,13 @@ class Renderer:
             self._stop()
 
     def _stop(self) -> None:
-        if self._process is not None:
+        if self.process is not None:
             self._end()
-            self._process = None
+            self.process = None
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Return whether the directory's `Tokenizer` would have a template, without its vocabulary.
-
-    Raises SpecError.
-    """
+    """Return whether the `Tokenizer` of a directory would have a template. Raises SpecError."""
     return template_in(directory, settings_in(directory / "tokenizer_config.json")) is not None
 
 
@@ -171,14 +160,6 @@ def template_in(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line to the process. One that is gone is found when it does not answer."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -36,8 +36,6 @@ _BEHIND = {"system": [_ASKED], "developer": [_ASKED]}
 _ADVICE = (
     "check the roles of the messages, data.system and chat_template_kwargs, and the model's chat template"
 )
-
-
 _NAMED_TOKEN = re.compile(r"\b(?!eos_token)\w+_token\b")  # a variable of a template
 _PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's own tokenizer"
 
@@ -45,10 +43,10 @@ _PATTERN = "its pre_tokenizer has a pattern that takes for ever: use the model's
 class Tokenizer:
     """Text <-> token ids.
 
-    `pad_id`: the padding id of `generation_config.json`, else `config.json`, else `tokenizer_config.json`,
-    else the first id that one of them ends completions with, else 0. `call_form`: how the model writes calls
-    of tools, by its chat template; None when it has none, or lorad does not read its form. `template`: its
-    text; None without one.
+    pad_id: The padding id of `generation_config.json`, `config.json` or `tokenizer_config.json`, else the
+        first id that one of them ends completions with, else 0.
+    call_form: How the model writes calls of tools; None when it has none, or lorad does not read its form.
+    template: The text of the chat template; None without one.
     """
 
     def __init__(self, directory: Path, *, date: str | None = None) -> None:
@@ -79,11 +77,10 @@ class Tokenizer:
             number for mark in SPECIAL if (number := self._tokenizer.token_to_id(mark)) is not None
         ]
         self._chats: ChatTemplate | None = None
-        if (
-            template is not None
-        ):  # special tokens as transformers finds them: the older file of their own is second
+        if template is not None:
+            # special tokens as transformers finds them: the older file of their own is second
             older = settings_in(directory / "special_tokens_map.json")
-            texts = {key: self._text(key) or _content(older.get(key)) for key in _SPECIAL}
+            texts = {key: _text(self._settings, key) or _text(older, key) for key in _SPECIAL}
             tokens = {key: text for key, text in texts.items() if text is not None}
             self._chats = ChatTemplate(template, tokens, TEMPLATE_SECONDS)
         self._renderer = None if self._chats is None else Renderer(self._chats)
@@ -96,7 +93,7 @@ class Tokenizer:
         self._embedded = size if isinstance(size, int) else None  # how many ids the model has embeddings for
 
     @cached_property
-    def known(self) -> str:
+    def digest(self) -> str:
         """Return a digest of all that tokens and chats follow from."""
         when = (
             (self._date or datetime.now().date().isoformat()) if "strftime_now" in str(self.template) else ""
@@ -109,17 +106,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._renderer is not None
 
-    @property
-    def special_texts(self) -> list[str]:
-        """Return what its special tokens are written as, which the text of a completion leaves out."""
-        tokens = self._tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in tokens if token.special]
-
     @cached_property
-    def special_ids(self) -> tuple[int, ...]:
-        """Return the ids of its special tokens."""
+    def special(self) -> dict[int, str]:
+        """Return the texts of its special tokens, which completions leave out, by their ids."""
         added = self._tokenizer.get_added_tokens_decoder().items()
-        return tuple(number for number, token in added if token.special)
+        return {number: token.content for number, token in added if token.special}
 
     @property
     def added(self) -> dict[str, int]:
@@ -132,8 +123,10 @@ class Tokenizer:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a completion, by `generation_config.json`, else `config.json`, by
-        `tokenizer_config.json`, and by what the chat template writes behind a turn of the assistant's.
+        """Return the ids that end a completion.
+
+        They are those of `generation_config.json`, else `config.json`, of `tokenizer_config.json`, and of
+        what the chat template writes behind a turn of the assistant's.
         """
         return tuple(dict.fromkeys((*self._named_ends, *self._ids([], "eos_token"), *self._template_ends)))
 
@@ -168,7 +161,7 @@ class Tokenizer:
         """Return what the chat template makes of a made-up chat; "" where it refuses it, or there is none."""
         if self._renderer is None:
             return ""
-        was_running = self._renderer.is_running
+        was_running = self._renderer.process is not None
         try:
             return self._renderer.render(Job([chat], {}, [{}], self._date, generate=False))[0]
         except Refused:
@@ -182,11 +175,9 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text. `special` adds what the tokenizer itself puts around it (a BOS for
-        some models).
+        """Return the token ids of a text. `special` adds what the tokenizer puts around plain text (a BOS).
 
-        Set it for plain text; leave it for what `chat` returned, whose template has written the special
-        tokens.
+        Leave it for what `chat` returned: the template has written the special tokens.
         """
         return self.encode_batch([text], special=special)[0]
 
@@ -232,16 +223,13 @@ class Tokenizer:
         """Decode without special tokens, except the ones that are part of calls of tools."""
         if not set(self._call_ids) & set(ids):
             return self.decode(ids)
-        dropped = {
-            number
-            for number, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special and number not in self._call_ids
-        }
+        dropped = self.special.keys() - self._call_ids
         return self.decode([number for number in ids if number not in dropped], skip_special=False)
 
     def completion(self, ids: Sequence[int], stops: Sequence[str], *, calls: bool = False) -> str:
-        """Decode a completion without special tokens, and without the first stop string and what follows, as
-        OpenAI and vLLM do. With `calls`, special tokens that are part of calls of tools stay.
+        """Decode a completion without special tokens, and without the first stop string and what follows.
+
+        With `calls`, special tokens that are part of calls of tools stay.
         """
         text = self.with_calls(ids) if calls else self.decode(ids)
         return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
@@ -279,16 +267,13 @@ class Tokenizer:
         Raises SpecError without a template and for calls of tools that are none, and Refused for the first
         chat without a text.
 
-        Args:
-            own: The variables of each chat alone; empty where there are none.
-            continues: Whether a chat that ends with the assistant's words ends behind them, so that the model
-                goes on with that turn.
+        own: The variables of each chat alone; empty where there are none.
+        continues: Whether a chat that ends with the assistant's words ends behind them, so that the model
+            goes on with that turn.
         """
         if self._renderer is None:
-            raise SpecError(
-                "messages need a chat template and the model has none",
-                hint="give prompts as strings, or put chat_template.jinja into the model directory",
-            )
+            hint = "give prompts as strings, or put chat_template.jinja into the model directory"
+            raise SpecError("messages need a chat template and the model has none", hint=hint)
         plain = [self._in_calls(self._in_parts(for_template(chat))) for chat in chats]
         for index, chat in enumerate(plain if continues else ()):
             last = chat[-1]
@@ -298,9 +283,7 @@ class Tokenizer:
         return self._renderer.render(Job(plain, dict(settings), each, self._date, generate, continues))
 
     def _in_parts(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Join parts of content with line breaks, as vLLM does, unless the template reads parts: it writes
-        both of two parts of a message then, and not that they are parts.
-        """
+        """Join parts of content with line breaks, as vLLM does, unless the template writes parts as parts."""
         messages = []
         for message in chat:
             if isinstance(message.get("content"), list):
@@ -316,18 +299,14 @@ class Tokenizer:
         return messages
 
     def _in_calls(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Write calls as the template reads them: DeepSeek's wants content beside them, if it is empty, and
-        text as their arguments.
-        """
+        """Write calls as the template reads them: DeepSeek's wants content beside them, and text in them."""
         return [
             _calling(message, *self._call_keys) if message.get("tool_calls") else message for message in chat
         ]
 
     @cached_property
     def _call_keys(self) -> tuple[bool, bool]:
-        """Return whether the template writes calls only with content beside them, and whether only with
-        arguments that are text.
-        """
+        """Return whether the template writes calls only with content, and only with text as arguments."""
         ways = [(False, False), (True, False), (False, True), (True, True)]
         call = {key: value for key, value in _CALLS.items() if key != "content"}
         return next((way for way in ways if _TURN in self._probed([_ASKED, _calling(call, *way)])), ways[0])
@@ -342,12 +321,8 @@ class Tokenizer:
             value = config.get(f"{key}_id")
             if value is not None:
                 return tuple(value) if isinstance(value, list) else (int(value),)
-        number = self._tokenizer.token_to_id(self._text(key) or "")
+        number = self._tokenizer.token_to_id(_text(self._settings, key) or "")
         return () if number is None else (number,)
-
-    def _text(self, key: str) -> str | None:
-        """Return the text of a special token: a string, or an object with `content` in older files."""
-        return _content(self._settings.get(key))
 
 
 def _calling(message: dict[str, Any], has_content: bool, is_text: bool) -> dict[str, Any]:
@@ -362,7 +337,9 @@ def _calling(message: dict[str, Any], has_content: bool, is_text: bool) -> dict[
     return {**message, **content, "tool_calls": calls}
 
 
-def _content(value: Any) -> str | None:
+def _text(settings: Mapping[str, Any], key: str) -> str | None:
+    """Return the text of a special token: a string, or an object with `content` in older files."""
+    value = settings.get(key)
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 

@@ -10,10 +10,9 @@ Groups = tuple[tuple[str, ...], ...]
 class Parts(Struct, frozen=True):
     """The linears under whose names a server takes an adapter on one linear.
 
-    Attributes:
-        names: their leaf names, in the order of the rows of B.
-        last: the leaf name of a linear beside it that has as many rows as the last part, and the other parts
-            share the rest; "" where all parts have as many.
+    names: their leaf names, in the order of the rows of B.
+    last: the leaf name of a linear beside it that has as many rows as the last part, and the other parts
+        share the rest; "" where all parts have as many.
     """
 
     names: tuple[str, ...]
@@ -23,31 +22,30 @@ class Parts(Struct, frozen=True):
 class ServerKind(Struct, frozen=True, kw_only=True):
     """Describes a kind of server before one is started. `Dialect` starts servers and speaks with them.
 
-    Attributes:
-        name: the backend, as a spec names it.
-        title: as its users write it.
-        engine, dialect: the classes, as "module:Class".
-        distributions: what it is installed as, its usual name first.
-        tried: the oldest version that lorad was tried with.
-        modules: what must import where it is installed, and gpu_modules what must beside a GPU.
-        joined: leaf names of linears that it takes adapters on only together.
-        divided: by model type, the linears that it takes adapters on in parts, by leaf name.
-        called: what its target_modules call such parts, by leaf name, where they have another name there.
-        targets: the leaf names of all linears that it takes adapters on; None: it has no such list.
-        further: by model type, the leaf names of linears that it takes adapters on beside `targets`.
-        unserved: by model type, why it takes no adapters on some linears, and their leaf names.
-        foreign: by model type, why it serves no adapters at all.
-        whole_heads: model types whose heads it rotates as a whole, whatever config.json says.
-        gpu_types: by model type, why it serves no adapters where there is no GPU.
-        gpu_mixtures: the same of those that have experts.
-        expert_types: model types on whose experts it was seen to serve adapters.
-        reads_rslora: whether it scales an adapter by the root of its rank where PEFT does.
-        reads_ranks: whether the modules of one adapter may have different ranks.
-        records_routes: whether lorad was seen to get the experts of tokens from it.
-        process_mib: MiB that it takes before it holds anything of a model.
-        fills_cache: whether it writes to all of its memory for keys and values when it starts.
-        sizes_by_leaf: whether it sets room aside for experts where linears of their names are adapted.
-        schema_hint: how it is made to follow JSON schemas, for an error.
+    name: the backend, as a spec names it.
+    title: as its users write it.
+    engine, dialect: the classes, as "module:Class".
+    distributions: what it is installed as, its usual name first.
+    tried: the oldest version that lorad was tried with.
+    modules: what must import where it is installed, and gpu_modules what must beside a GPU.
+    joined: leaf names of linears that it takes adapters on only together.
+    divided: by model type, the linears that it takes adapters on in parts, by leaf name.
+    called: what its target_modules call such parts, by leaf name, where they have another name there.
+    targets: the leaf names of all linears that it takes adapters on; None: it has no such list.
+    further: by model type, the leaf names of linears that it takes adapters on beside `targets`.
+    unserved: by model type, why it takes no adapters on some linears, and their leaf names.
+    foreign: by model type, why it serves no adapters at all.
+    whole_heads: model types whose heads it rotates as a whole, whatever config.json says.
+    gpu_types: by model type, why it serves no adapters where there is no GPU.
+    gpu_mixtures: the same of those that have experts.
+    expert_types: model types on whose experts it was seen to serve adapters.
+    reads_rslora: whether it scales an adapter by the root of its rank where PEFT does.
+    reads_ranks: whether the modules of one adapter may have different ranks.
+    records_routes: whether lorad was seen to get the experts of tokens from it.
+    process_mib: MiB that it takes before it holds anything of a model.
+    fills_cache: whether it writes to all of its memory for keys and values when it starts.
+    sizes_by_leaf: whether it sets room aside for experts where linears of their names are adapted.
+    schema_hint: how it is made to follow JSON schemas, for an error.
     """
 
     name: str

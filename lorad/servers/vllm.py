@@ -12,9 +12,7 @@ KIND = ServerKind(
     gpu_modules=("vllm._C",),  # that of CPUs is for AVX-512 alone
     joined=(DELTA,),  # z alone is taken for all four of its parts
     divided={"glm4": {"gate_up_proj": Parts(("gate_proj", "up_proj"))}},
-    unserved={
-        "llama4": ROTATED,
-    },
+    unserved={"llama4": ROTATED},
     foreign={"nemotron_h": UNCLAMPED},
     gpu_mixtures={"granitemoehybrid": KERNELS},
     expert_types=("qwen3_moe",),

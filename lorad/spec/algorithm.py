@@ -1,6 +1,4 @@
-"""What is trained on: the section `algorithm` of the spec, and what its names stand for. `lorad/rl/` has the
-formulas.
-"""
+"""The section `algorithm`: what is trained on. `lorad/rl/` has the formulas."""
 
 from typing import Annotated, Literal
 
@@ -320,18 +318,14 @@ class Algorithm(Part, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        """Return what its steps learn from: rewards of samples, completions in the data, preferences among
-        those, or what Tinker's client sends.
-        """
+        """Return what steps learn from: rewards, completions, preferences, or what Tinker's client sends."""
         if self.name == "sft" or self.name == "tinker":
             return self.name
         return "preference" if self.name == "dpo" else "rl"
 
     @property
     def has_reference(self) -> bool:
-        """Whether log-probabilities of a reference are needed: a loss of the user's gets them where one is
-        named.
-        """
+        """Return whether log-probabilities of a reference are needed, as by a loss of the user's with one."""
         if self.kind == "preference":
             return self.preference.loss != "simpo"
         return self.kind == "rl" and bool(self.kl_coef or (self.loss and self.kl.reference))
@@ -389,7 +383,7 @@ class Algorithm(Part, frozen=True):
 
     @property
     def has_baseline(self) -> bool:
-        """Whether samples are compared within their group, as far as lorad knows."""
+        """Return whether samples are compared within their group, as far as lorad knows."""
         is_lorads = self.parts.baseline in ("group", "loo", "length") and not self.advantage
         return (self.parts.surrogate == "nll" or is_lorads) and self.reads_reward
 
@@ -399,7 +393,8 @@ class Algorithm(Part, frozen=True):
 
     @property
     def drops(self) -> bool:
-        """Whether groups of equal rewards are left out: with a baseline of the group they have no gradient.
+        """Return whether groups of equal rewards, which have no gradient, are left out.
+
         A KL term, an entropy bonus and a loss of the user's act on every sample.
         """
         is_centred = self.has_baseline and (self.parts.scale != "whiten" or self.parts.surrogate == "nll")
@@ -410,17 +405,17 @@ class Algorithm(Part, frozen=True):
 
     @property
     def kl_coef(self) -> float:
-        """Weight of the KL penalty where it is not adapted."""
+        """Return the weight of the KL penalty where it is not adapted."""
         return self.kl.coef if self.kl.coef is not None else float(self.name == "distill")
 
     @property
     def reads_reward(self) -> bool:
-        """Whether the reward has a part in the gradient."""
+        """Return whether the reward has a part in the gradient."""
         return self.name != "distill" or bool(self.reward_coef)
 
     @property
     def kl_place(self) -> Literal["loss", "reward"]:
-        """Where the KL penalty acts."""
+        """Return where the KL penalty acts."""
         return self.kl.where or ("reward" if self.name in _KL_IN_REWARD else "loss")
 
     @property

@@ -192,7 +192,7 @@ def weight_of(share: float | _SourceSpec) -> float:
     return share.weight if isinstance(share, _SourceSpec) else share
 
 
-def own_of(sources: Sources | None) -> dict[str, _SourceSpec]:
+def sources_with_own(sources: Sources | None) -> dict[str, _SourceSpec]:
     """Return the sources with an environment or a reward of their own, by their names."""
     entries = sources.items() if isinstance(sources, dict) else ()
     return {

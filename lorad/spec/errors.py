@@ -1,6 +1,4 @@
-"""Describe what is wrong with a mapping that should be a spec;
-the message names the key and what it may be.
-"""
+"""Say what is wrong with a mapping that should be a spec, by key, and what the key may be."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -34,7 +32,7 @@ def without_unknown(
             wrong += _unknown(part, str(key), value, prefix) if len(wrong) < _MOST else []
             continue
         section = _section(fields[key])
-        named = _named_section(fields[key])
+        named = _section_by_name(fields[key])
         if section is not None and isinstance(value, dict):
             value, more = without_unknown(value, section, f"{prefix}{key}.")
             wrong += more
@@ -69,11 +67,10 @@ def _sound(data: dict[str, Any], part: type[Struct], prefix: str) -> tuple[dict[
 
 
 def _unknown(part: type[Struct], key: str, value: Any, prefix: str) -> list[SpecError]:
-    """Return an error for each key within a section of others' that is meant (`actor.optim.lr` is
-    trainer.lr), else one for the section.
+    """Return an error for each known key within a foreign section (`actor.optim.lr` is trainer.lr), else one.
 
-    It suggests the key that others call so and those with that name further in, the nearest of them (`lr` is
-    trainer.lr), else near ones, else all that there are.
+    It suggests the key that others call so and the nearest ones with that name further in (`lr` is
+    trainer.lr), else similar keys, else all that there are.
     """
     within = _within(value, f"{prefix}{key}") if isinstance(value, dict) and value else []
     errors = [
@@ -109,8 +106,9 @@ def _nearest(key: str, words: Iterable[str]) -> list[str]:
 
 
 def key_called(part: type[Struct], name: str, prefix: str = "") -> str:
-    """Return the key that a flag or a word, perhaps dotted, may mean: the one that it ends with, one that
-    others call so, else the nearest to the top that is called so; "" for none.
+    """Return the key that a flag or a word, perhaps dotted, may mean; "" for none.
+
+    It is the key that it ends with, that others call so, or else the nearest to the top of that name.
     """
     words = name.lstrip("-").replace("-", "_").split(".")
     keys = leaves(part, prefix)
@@ -131,7 +129,7 @@ def leaves(part: type[Struct], prefix: str = "") -> tuple[str, ...]:
 
 
 def without(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
-    """A copy without the value at `path`; None where nothing is there."""
+    """Return a copy without the value at `path`; None where nothing is there."""
     if not path or path[0] not in data:
         return None
     rest = {key: value for key, value in data.items() if key != path[0]}
@@ -148,7 +146,7 @@ def _section(kind: Any) -> type[Struct] | None:
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Struct)), None)
 
 
-def _named_section(kind: Any) -> type[Struct] | None:
+def _section_by_name(kind: Any) -> type[Struct] | None:
     """Return the section that is below each name of a key such as eval.sets."""
     return _section(get_args(kind)[1]) if get_origin(kind) is dict else None
 
@@ -161,7 +159,7 @@ def advice(spec: type[Struct], key: str) -> str:
     kind, default = field
     if key == "name":
         return NAME_HINT
-    if named := _named(kind):
+    if named := _literals(kind):
         is_all = all(one is type(None) or get_origin(one) is Literal for one in get_args(kind))
         is_all |= get_origin(kind) is Literal
         return f"Choose one of: {', '.join(named)}." if is_all else f"Give {in_words(kind)}."
@@ -175,7 +173,7 @@ def _field_at(spec: type[Struct], key: str) -> tuple[Any, Any] | None:
     kind: Any = spec
     default: Any = None
     for part, *at in (word.split("[") for word in key.split(".")):
-        if (named := _named_section(kind)) is not None:
+        if (named := _section_by_name(kind)) is not None:
             kind = named
             default = None
             continue
@@ -195,10 +193,10 @@ def choices(spec: type[Struct], key: str) -> list[str]:
     """Return the values that a dotted key can have, where they are few."""
     field = _field_at(spec, key)
     kinds = () if field is None else (field[0], *get_args(field[0]))
-    return (_named(field[0]) if field else []) or ["true", "false"] * (bool in kinds)
+    return (_literals(field[0]) if field else []) or ["true", "false"] * (bool in kinds)
 
 
-def _named(kind: Any) -> list[str]:
+def _literals(kind: Any) -> list[str]:
     """Return the values of a Literal, also of one that may be null."""
     values = [value for value in get_args(kind) if isinstance(value, str)]
     return values or [

@@ -1,6 +1,4 @@
-"""The sections `eval`, `expect` and `checkpoint`: what is measured during a run, what it should come to, and
-what stays of its files.
-"""
+"""The sections `eval`, `expect` and `checkpoint`: what is measured, expected and kept of a run."""
 
 from typing import Annotated
 

@@ -1,6 +1,4 @@
-"""Keys of the spec, and of other sections, as people read about them: default, unit, what a key may be, and
-what it means. All of it is taken from the sections themselves.
-"""
+"""Describe the keys of sections for people, from the sections: default, unit, values and meaning."""
 
 import inspect
 import re

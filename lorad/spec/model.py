@@ -1,7 +1,6 @@
 """The spec: the YAML that a user writes, frozen and checked once; unknown keys are refused.
 
-What a key means stands once, under `Attributes:` of its section: the form of the TUI and docs/spec.md show
-it.
+What a key means stands once, under `Attributes:` of its section: the TUI's form and docs/spec.md show it.
 
 Every value is checked here as far as the value alone shows (types, ranges, names); what needs the disk
 (model, data, reward) is checked by the preflight. Readers never see a key rewritten: derived values are
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 
 from lorad.errors import SpecError
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.data import SIDES, Data, Side, labels_of, own_of
+from lorad.spec.data import SIDES, Data, Side, labels_of, sources_with_own
 from lorad.spec.env import VERIFIERS, EnvSpec
 from lorad.spec.errors import advice, readable, without, without_unknown
 from lorad.spec.kept import EXPECTATIONS, Checkpoint, Eval, Expectation
@@ -237,9 +236,7 @@ class Spec(Part, frozen=True):
 
     @property
     def max_failures(self) -> float:
-        """Return the share of samples that may be without a reward. A source with an environment of its own
-        names no reward, and follows the run's.
-        """
+        """Return the share of samples that may be without a reward, the least of all rewards."""
         sources = [own for own in self.of_sources.values() if own.env.name is None]
         rewards = chain(self.rewards, *(own.rewards for own in sources))
         return min(reward.max_failures for reward in rewards)
@@ -247,17 +244,18 @@ class Spec(Part, frozen=True):
     @property
     def of_sources(self) -> "dict[tuple[Side, str], Spec]":
         """Return the spec of each source with an environment or a reward of its own, as it holds for its
-        rows, by its key of `data` and the label of its rows.
+        rows.
+
+        Keys are the side of the data, and the label of the rows.
         """
         specs = dict[tuple[Side, str], Spec]()
         for side in SIDES:
             sources = getattr(self.data, side)
-            for name, own in own_of(sources).items():
+            for name, own in sources_with_own(sources).items():
                 plain = replace(self.data, train=name, eval=None, args={}, python=None)
                 reward = own.reward or "exact_match"
-                specs[side, labels_of(sources)[name]] = replace(
-                    self, data=plain, env=own.played, reward=reward
-                )
+                spec = replace(self, data=plain, env=own.played, reward=reward)
+                specs[side, labels_of(sources)[name]] = spec
         return specs
 
     @property
@@ -277,9 +275,7 @@ class Spec(Part, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """Return how many GPUs the run takes where there are any: trainer and engine share them, unless
-        servers have nodes or devices of their own.
-        """
+        """Return how many GPUs the run takes, which trainer and engine may share."""
         resources = self.resources
         ranks = self.trainer.ranks
         if self.server_devices:
@@ -292,9 +288,7 @@ class Spec(Part, frozen=True):
 
     @property
     def server_devices(self) -> int:
-        """Return how many devices of one machine servers have for themselves; 0 where they share those of the
-        trainer, or have nodes.
-        """
+        """Return how many devices of one machine servers have for themselves; 0 without any of their own."""
         resources = self.resources
         mode = self.pool.mode
         if resources.rollout_nodes or mode not in ("auto", "split"):
@@ -305,8 +299,8 @@ class Spec(Part, frozen=True):
 def convert(data: Any) -> Spec:
     """Return the spec of a plain mapping.
 
-    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all that is wrong besides in
-    `others`; an unknown key comes with the nearest known one.
+    Raises SpecError that blames a key (`lora.rank: Expected int >= 1`), with all other errors in `others`; an
+    unknown key comes with the nearest known one.
     """
     if not isinstance(data, dict):
         raise SpecError(
@@ -334,8 +328,10 @@ def convert(data: Any) -> Spec:
 
 
 def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
-    """Add what an environment of verifiers implies where nothing else is said: it has rows of its own, its
-    episodes cannot be made again, and a process that takes 250 MB to play one plays others beside it.
+    """Add what an environment of verifiers implies where nothing else is said.
+
+    It has rows of its own, its episodes cannot be made again, and a process that takes 250 MB to play one
+    plays others beside it.
     """
     env = data.get("env")
     rows = data.get("data", {})
@@ -361,15 +357,14 @@ def _with_own_rows(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def fitted(spec: Spec, positions: int) -> Spec:
-    """Lower the defaults of data.max_prompt_tokens and max_sample_tokens so that prompts and samples fit a
-    model of so many positions.
+    """Lower the default lengths of prompts and samples so that they fit a model of so many positions.
 
     Raises SpecError when a prompt and its completion do not fit.
     """
     spec = replace(spec, env=_fitted_env(spec.env, positions, "env"))
     for side in SIDES:
         sources = getattr(spec.data, side)
-        for name, own in own_of(sources).items():
+        for name, own in sources_with_own(sources).items():
             env = _fitted_env(own.played, positions, f"data.{side}: {name}: env")
             sources = sources | ({name: replace(own, env=env)} if own.env is not None else {})
         spec = replace(spec, data=replace(spec.data, **{side: sources}))
@@ -383,9 +378,8 @@ def fitted(spec: Spec, positions: int) -> Spec:
         spec = replace(spec, data=replace(spec.data, max_sample_tokens=positions))
     prompt = spec.data.max_prompt_tokens
     longest = {"rollout.max_new_tokens": spec.rollout.max_new_tokens}
-    longest |= {
-        f"eval.sets.{name}.max_new_tokens": s.max_new_tokens or 0 for name, s in spec.eval.sets.items()
-    }
+    sets = spec.eval.sets.items()
+    longest |= {f"eval.sets.{name}.max_new_tokens": each.max_new_tokens or 0 for name, each in sets}
     key, new = max(longest.items(), key=lambda entry: entry[1])
     if prompt + new <= positions:
         return spec

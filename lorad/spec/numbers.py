@@ -1,4 +1,4 @@
-"""What sections of a spec are made of: numbers with bounds, and the section itself."""
+"""The types of keys, such as numbers with bounds, and the base class of sections."""
 
 from typing import Annotated, Any
 
@@ -12,8 +12,6 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"  # for runs, groups, aliases
 BUILTIN_MODELS = ("builtin:tiny", "builtin:tiny-moe")
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?"

@@ -10,8 +10,6 @@ from lorad.spec.numbers import Part, Positive, PositiveFloat
 from lorad.spec.user_code import EnvName, memory_bytes
 
 _LABEL = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
-
-
 _OF_JUDGE = ("url", "model", "key_file", "prompt", "range", "max_tokens", "cache", "price")
 _NotNegative = Annotated[float, Meta(ge=0)]
 

@@ -55,9 +55,7 @@ def _structs(kind: Any) -> list[type[Struct]]:
 
 
 def _for_editors(value: Any) -> Any:
-    """Write what editors read otherwise: `\\Z` of Python's patterns is `$` in theirs, and a default that is a
-    whole section would be inserted as a wall of text.
-    """
+    """Write Python's `\\Z` as `$`, and leave out defaults of whole sections, which editors would insert."""
     if isinstance(value, list):
         return [_for_editors(one) for one in value]
     if not isinstance(value, dict):

@@ -1,5 +1,4 @@
-"""Secrets have no place in a spec: it is stored, shown to all who may see the run, and copied into forks and
-logs."""
+"""Refuse secrets in specs, which are stored, shown to all who may see the run, and copied into forks."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,6 @@ _ADVICE = (
     "`secrets: {VARIABLE: file}` in config.yaml (in a daemon that several users share: the file "
     "~/.config/lorad/secrets/VARIABLE) for anything that reads its environment."
 )
-
 # Keys by their last words; `eos_token`, `max_new_tokens` and `key_file` are none.
 _KEYS = re.compile(
     r"(^|_)(passw(or)?d|passphrase|secret|secret_key|private_key|api_?key|access_key|credentials?|"
@@ -29,9 +27,7 @@ _VALUES = re.compile(
 
 
 def refuse_secrets(data: Any, where: Mapping[str, str], source: str) -> None:
-    """Raise SpecError for a secret, without repeating it in the message. where:
-    dotted key -> `source:line`.
-    """
+    """Raise SpecError for a secret, without repeating it; `where` maps dotted keys to `source:line`."""
     seen = set[str]()  # aliases repeat what is long
     for path, value in _leaves(data, ""):
         kind = _why(path, value, is_read=isinstance(value, str) and value not in seen)
@@ -56,9 +52,7 @@ def refuse_secret_text(text: str, source: str) -> None:
 
 
 def hidden(data: Any, path: str = "") -> Any:
-    """Return plain data with `(hidden)` in the place of what `refuse_secrets` refuses today: specs of earlier
-    versions may have it.
-    """
+    """Return plain data with `(hidden)` for what `refuse_secrets` refuses today and an older lorad took."""
     if isinstance(data, dict):
         return {key: hidden(inner, f"{path}.{key}" if path else str(key)) for key, inner in data.items()}
     if isinstance(data, list | tuple):
@@ -67,7 +61,7 @@ def hidden(data: Any, path: str = "") -> Any:
 
 
 def _why(path: str, value: Any, *, is_read: bool) -> str:
-    """Say why the value of a dotted key is a secret; "" for any other. is_read: look into the value, too."""
+    """Say why the value of a dotted key is a secret; "" for any other. A repeated text is not read again."""
     name = re.sub(r"[^a-z0-9]+", "_", path.rpartition(".")[2].lower())
     if is_read and _VALUES.search(value):
         return "it looks like a secret"
@@ -76,7 +70,7 @@ def _why(path: str, value: Any, *, is_read: bool) -> str:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Dotted key -> value; what is in a list bears the key of the list."""
+    """Yield the dotted key and the value of each leaf; a list's items have the key of the list."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

@@ -110,8 +110,8 @@ SYNONYMS = {word: key for key, words in _CALLED.items() for word in words.split(
 def called_elsewhere(name: str) -> str:
     """Return the key of the spec that others call so, dotted; "" for none.
 
-    name: a key, perhaps dotted, or a flag: `lora.r`, `--learning-rate`. The last two words of it say more
-    than the last.
+    name: a key, perhaps dotted, or a flag: `lora.r`, `--learning-rate`. Its last two words say more than the
+        last.
     """
     words = name.lstrip("-").replace("-", "_").lower().split(".")
     return SYNONYMS.get(".".join(words[-2:])) or SYNONYMS.get(words[-1], "")

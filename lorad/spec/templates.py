@@ -1,4 +1,4 @@
-"""Specs to begin with: what `lorad init` writes and the form of a new run offers."""
+"""Specs to begin with, which `lorad init` writes and the TUI's form of a new run offers."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ TASKS = ("sort", "reverse", "lookup")
 class _Template:
     """A spec as text, with {file}, {model}, {data} and what depends on them to be filled in.
 
-    model, data: what it is for where others are not named.
+    model, data: the usual ones.
     """
 
     name: str
@@ -22,7 +22,7 @@ class _Template:
     text: str
 
     def filled(self, file: str = "run.yaml", *, model: str | None = None, data: str | None = None) -> str:
-        """Return the template's YAML. file: what it will be called, for its comments.
+        """Return the template's YAML; `file` is its future name, for its comments.
 
         The numbers that fit the built-in base are written for that alone, and evaluations where there are
         held-out problems.

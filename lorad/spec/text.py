@@ -19,21 +19,17 @@ from lorad.spec.yaml import compose, lines, plain, refuse_large
 
 
 def load_spec(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """Return the Spec of `text`; `overrides` (`trainer.lr=3e-5`) win over it. An empty text is a spec of
-    defaults.
+    """Return the Spec of `text`, an empty one of defaults; `overrides` (`trainer.lr=3e-5`) win over it.
 
-    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; `others` of it
-    have what else is wrong.
+    Raises SpecError beginning with `source:line:` of the key to blame, or with the override; its `others`
+    have the other errors.
     """
     data, origins = _read(text, source)
     return _overridden(data, overrides, origins, source)
 
 
 def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ()) -> Spec:
-    """Load a spec like `load_spec`, to start it.
-
-    Raises SpecError also when it does not say what to train on.
-    """
+    """Load a spec to start it. Raises SpecError also when it does not say what to train on."""
     data = assigned(_read(text, source)[0], overrides)
     spec = load_spec(text, source=source, overrides=overrides)
     is_empty = not data.keys() - {"name"}
@@ -50,7 +46,7 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 def places(section: str, text: str, source: str, overrides: Sequence[str]) -> dict[str, str]:
     """Return the dotted keys of a section that a text or an override gives, and where each stands."""
     data, origins = _read(text, source)
-    origins = origins | {overridden(one): f"override {one}" for one in overrides}
+    origins = origins | {key_of_override(one): f"override {one}" for one in overrides}
     where: dict[str, str] = {}
     parts = {section: assigned(data, overrides).get(section)}
     while parts:
@@ -87,7 +83,7 @@ def override(spec: Spec, overrides: Sequence[str]) -> Spec:
 def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], source: str) -> Spec:
     """Convert plain data after the overrides; `origins` says where each of their keys stands."""
     data = assigned(data, overrides)
-    origins = origins | {overridden(text): f"override {text}" for text in overrides}
+    origins = origins | {key_of_override(text): f"override {text}" for text in overrides}
     try:
         return convert(data)
     except SpecError as error:
@@ -102,10 +98,7 @@ def _overridden(data: Any, overrides: Sequence[str], origins: dict[str, str], so
 
 
 def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of a mapping with some keys set, not checked as a Spec.
-
-    Raises SpecError with the override to blame.
-    """
+    """Return a mapping with some keys set, not checked as a Spec. Raises SpecError with the override."""
     refuse_many(overrides)
     data = dict(data)
     for text in overrides:
@@ -116,14 +109,14 @@ def assigned(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any
 
 
 def merged(before: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Add overrides to those that a run has: the newest of each key, and none within a section that a later
-    one sets whole.
+    """Add overrides to those of a run: the newest of each key, and none within a section that is set whole
+    later.
 
     Raises SpecError where these are too many or too long.
     """
     kept: dict[str, str] = {}
     for text in reversed([*before, *overrides]):
-        parts = overridden(text).split(".")
+        parts = key_of_override(text).split(".")
         if not any(".".join(parts[:place]) in kept for place in range(1, len(parts) + 1)):
             kept[".".join(parts)] = text
     refuse_many([*kept.values()])
@@ -141,14 +134,12 @@ def refuse_many(overrides: Sequence[str]) -> None:
 
 def refuse_long(override: str) -> None:
     """Raise SpecError for an override of more than OVERRIDE_CHARACTERS characters."""
-    if len(override) > OVERRIDE_CHARACTERS:
-        problem = (
-            f"override {override[:60]}…: it has {len(override)} characters, more than {OVERRIDE_CHARACTERS}"
-        )
+    if (size := len(override)) > OVERRIDE_CHARACTERS:
+        problem = f"override {override[:60]}…: it has {size} characters, more than {OVERRIDE_CHARACTERS}"
         raise SpecError(problem, hint="Put what is long into the spec.")
 
 
-def overridden(text: str) -> str:
+def key_of_override(text: str) -> str:
     """Return the key of an override, whose value is not looked at. Raises SpecError."""
     refuse_long(text)
     key, equals, _ = text.partition("=")
@@ -165,10 +156,7 @@ class _SpecOfAnotherLorad(IntegrityError, msgspec.ValidationError):
 
 
 def from_json(data: bytes) -> Spec:
-    """Read a stored spec (`lorad.spec.model.to_json`).
-
-    Raises an IntegrityError that is a msgspec.ValidationError as well.
-    """
+    """Read a stored spec (`to_json`). Raises an IntegrityError that is a msgspec.ValidationError as well."""
     try:
         return msgspec.json.decode(data, type=Spec)
     except msgspec.MsgspecError as error:
@@ -189,7 +177,7 @@ _EXAMPLE = "Write `key: value` lines; `lorad init` makes a spec to begin with."
 @lru_cache(maxsize=OVERRIDES)  # a request looks at each several times, and so do the points of a sweep
 def _split(override: str) -> tuple[str, Any]:
     """Return the key of an override and its value, which nobody changes. Raises SpecError."""
-    key = overridden(override)
+    key = key_of_override(override)
     text = override.partition("=")[2]
     refuse_secret_text(text, "override")
     node = compose(text, f"override {override}")
@@ -197,7 +185,7 @@ def _split(override: str) -> tuple[str, Any]:
 
 
 def _set(data: Mapping[str, Any], path: Sequence[str], value: Any, override: str) -> dict[str, Any]:
-    """A copy of `data` with `value` at `path`."""
+    """Return a copy of `data` with `value` at `path`."""
     first = path[0]
     rest = path[1:]
     if not rest:

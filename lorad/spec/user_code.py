@@ -1,4 +1,4 @@
-"""What a process of user code may have: time, memory, variables."""
+"""The time, the memory and the variables that a process of user code may have."""
 
 import re
 from typing import Annotated
@@ -37,10 +37,7 @@ class UserCode(Part, frozen=True):
 
 
 def memory_bytes(memory: int | str | None) -> int:
-    """Return the bytes of a limit such as `4GiB` or `4GB`, 0 for None.
-
-    Raises ValueError, also for less than Python itself needs.
-    """
+    """Return the bytes of a limit such as `4GiB` or `4GB`, 0 for None. Raises ValueError."""
     if memory is None:
         return 0
     size = memory

@@ -54,9 +54,8 @@ for _tag, _pattern, _first in (
     ("int", _INT, [*"-+0123456789"]),
     ("float", _FLOAT, [*"-+.0123456789"]),
 ):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern.pattern})$"), _first
-    )
+    _whole = re.compile(f"^(?:{_pattern.pattern})$")
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole, _first)
 
 
 def compose(text: str, source: str) -> Node | None:
@@ -80,9 +79,7 @@ def refuse_large(text: str, source: str) -> None:
 
 
 def plain(node: Node, source: str) -> Any:
-    """Return the value of a node. Raises SpecError with the line for doubled keys, foreign tags and aliases
-    without end.
-    """
+    """Return a node's value. Raises SpecError for double keys, foreign tags and endless aliases."""
     return _Plain(source).value(node)
 
 
@@ -157,9 +154,7 @@ class _Plain:
 
 
 def _scalar(node: ScalarNode, where: str) -> Any:
-    """Return the value of a word. Raises SpecError, also for infinities and NaN, which no key takes, and for
-    numbers that only overflow.
-    """
+    """Return the value of a word. Raises SpecError, also for numbers that are not finite or only overflow."""
     kind = node.tag.rpartition(":")[2]
     text = node.value
     try:

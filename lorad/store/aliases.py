@@ -10,7 +10,7 @@ from lorad.records.versions import Alias, AliasMove
 from lorad.spec.errors import NAME_HINT
 from lorad.spec.numbers import NAME
 from lorad.store import events
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, insert_row
 
 _BASE = "base"  # what pools call the model without any adapter
 _REMOVED = ("", -1)  # run and version of the move that ends an alias
@@ -32,24 +32,16 @@ def check_name(alias: str) -> None:
         raise SpecError(f"{alias!r} is no name for an alias", hint=hint)
 
 
-def aliases(store: Rows) -> list[Alias]:
-    """List all aliases by name."""
-    return _select(store, "ORDER BY a.alias")
+def aliases(store: Rows, which: str = "ORDER BY a.alias", parameters: Sequence[Any] = ()) -> list[Alias]:
+    """List all aliases by name, or the ones that other clauses select."""
+    return [Alias(**row) for row in store.rows(_SELECT + which, parameters)]
 
 
 def find(store: Rows, alias: str, reader_uid: int | None = None) -> Alias | None:
     """Find an alias; where a reader is named, only one that they own or that serves one of their runs."""
-    which = "WHERE a.alias = ?"
-    values: tuple[Any, ...] = (alias,)
-    if reader_uid is not None:
-        which += " AND ? IN (a.owner_uid, (SELECT owner_uid FROM runs WHERE name = a.run))"
-        values = (alias, reader_uid)
-    return next(iter(_select(store, which, values)), None)
-
-
-def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Alias]:
-    """Read the aliases that the clauses `which` select, in their order."""
-    return [Alias(**row) for row in store.rows(_SELECT + which, parameters)]
+    owners = "(a.owner_uid, (SELECT owner_uid FROM runs WHERE name = a.run))"
+    which = f"WHERE a.alias = ?1 AND (?2 IS NULL OR ?2 IN {owners})"
+    return next(iter(aliases(store, which, (alias, reader_uid))), None)
 
 
 def get(store: Rows, alias: str) -> Alias:
@@ -74,12 +66,9 @@ def move(store: Store, alias: str, run: str, version: int, *, by: str, uid: int)
     with store.write() as connection:
         before = find(store, alias)
         now = time.time()
-        connection.execute(
-            "INSERT INTO aliases (alias, run, version, updated_at, owner_uid) VALUES (?, ?, ?, ?, ?) ON "
-            "CONFLICT DO UPDATE SET run = excluded.run, version = excluded.version, updated_at = "
-            "excluded.updated_at",
-            (alias, run, version, now, uid),
-        )
+        row = {"alias": alias, "run": run, "version": version, "updated_at": now, "owner_uid": uid}
+        sets = ", ".join(f"{name} = excluded.{name}" for name in ("run", "version", "updated_at"))
+        insert_row(connection, "aliases", row, f"ON CONFLICT DO UPDATE SET {sets}")
         connection.execute(_LOG, (alias, run, version, now, by))
         previous = before and f"{before.run}@{before.version}"
         about = {"alias": alias, "version": version, "previous": previous, "by": by}
@@ -122,10 +111,7 @@ def before(store: Rows, alias: str) -> tuple[str, int]:
     Raises NotFound when the alias has served no other since it was made.
     """
     now = get(store, alias)
-    for row in moves(store, alias):
-        if row.run is None or row.version is None:
-            break
-        if (row.run, row.version) != (now.run, now.version):
-            return row.run, row.version
+    if (earlier := rollbacks(store).get(alias)) is not None:
+        return earlier
     hint = f"`lorad aliases {alias}` shows its moves; `lorad swap {alias} RUN@N` names a version."
     raise NotFound(f"alias {alias} has served {now.run}@{now.version} only", hint=hint)

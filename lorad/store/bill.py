@@ -6,7 +6,7 @@ its own row and counts once.
 
 import math
 import sqlite3
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -112,9 +112,9 @@ def _begin(connection: sqlite3.Connection, report: Uses, owner: Person) -> None:
 
 def _reported(store: Rows, life: str) -> float:
     """Add up the device-seconds that a life reported."""
-    sql = f"SELECT total(held) AS held FROM uses WHERE life = ? AND entry <> {_CLOSING}"
-    (sums,) = store.rows(sql, (life,))
-    return float(sums["held"])
+    sql = f"SELECT total(held) FROM uses WHERE life = ? AND entry <> {_CLOSING}"
+    ((seconds,),) = store.tuples(sql, (life,))
+    return float(seconds)
 
 
 def _put_rest(store: Store, connection: sqlite3.Connection, life: str, until: float) -> None:
@@ -156,16 +156,10 @@ def bill(
     """
     first = 0 if since is None else int(since) // HOUR * HOUR
     last = 2**53 if until is None else until
-    where = ["x.hour >= ?", "x.hour < ?"]
-    values: list[Any] = [first, last]
-    if user is not None:
-        where.append("x.owner = ?")
-        values.append(user)
-    if owner_uid is not None:
-        where.append("x.owner_uid = ?")
-        values.append(owner_uid)
-    if user is not None or owner_uid is not None:
-        where.append("x.run <> ''")
+    where = (
+        "x.hour >= ?1 AND x.hour < ?2 AND (?3 IS NULL OR x.owner = ?3) AND (?4 IS NULL OR x.owner_uid = ?4) "
+        "AND (coalesce(?3, ?4) IS NULL OR x.run <> '')"
+    )
     key, owner = _KEYS[by]
     source, sampled, trained = _BY_POOLS if by in ("alias", "pool") else _BY_STEPS
     sql = (
@@ -174,10 +168,10 @@ def bill(
         f"{_sum(sampled)} AS sampled, {_sum(trained)} AS trained, {_sum('x.served')} AS served, "
         f"{_sum(f'{sampled} * x.wasted')} AS wasted_tokens, {_sum('x.prompts')} AS prompts, "
         f"{_sum('x.cached')} AS cached, sum(x.joules) AS joules, "
-        f"max(x.memory) AS memory FROM ({source}) x WHERE {' AND '.join(where)} "
+        f"max(x.memory) AS memory FROM ({source}) x WHERE {where} "
         "GROUP BY 1, x.device ORDER BY held DESC, key"
     )
-    return [BillRow(**row) for row in store.rows(sql, values)]
+    return [BillRow(**row) for row in store.rows(sql, (first, last, user, owner_uid))]
 
 
 def _sum(counts: str) -> str:
@@ -214,8 +208,7 @@ def hours_of_users(store: Rows, since: float, *, strange: bool = False) -> dict[
 
 def owners_of_uses(store: Rows) -> dict[int, str]:
     """Find the name of each user whose runs used devices, by uid."""
-    rows = store.tuples("SELECT owner_uid, max(owner) FROM uses WHERE run <> '' GROUP BY owner_uid")
-    return dict(rows)
+    return dict(store.tuples("SELECT owner_uid, max(owner) FROM uses WHERE run <> '' GROUP BY owner_uid"))
 
 
 def _put(

@@ -3,7 +3,7 @@
 import time
 
 from lorad.records.versions import Checkpoint
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, update_rows
 from lorad.store.rows import CheckpointPlace
 
 
@@ -20,8 +20,7 @@ def checkpoints(store: Rows, run: str) -> list[Checkpoint]:
 def ever_made(store: Rows, run: str | None = None) -> set[tuple[str, int, int]]:
     """List run, step and attempt of every checkpoint that was ever made, by one run or by all."""
     which, values = ("", ()) if run is None else ("WHERE run = ?", (run,))
-    rows = store.tuples(f"SELECT run, step, attempt FROM checkpoints {which}", values)
-    return {(name, step, attempt) for name, step, attempt in rows}
+    return {*store.tuples(f"SELECT run, step, attempt FROM checkpoints {which}", values)}
 
 
 def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
@@ -40,7 +39,6 @@ def not_deleted(store: Rows, *, lineage: bool) -> list[CheckpointPlace]:
 def mark_deleted(store: Store, run: str, step: int, attempt: int) -> None:
     """Mark a checkpoint as deleted before its directory goes, so that nobody resumes from half of it."""
     with store.write() as connection:
-        connection.execute(
-            "UPDATE checkpoints SET deleted_at = ? WHERE run = ? AND step = ? AND attempt = ?",
-            (time.time(), run, step, attempt),
+        update_rows(
+            connection, "checkpoints", {"deleted_at": time.time()}, run=run, step=step, attempt=attempt
         )

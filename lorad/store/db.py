@@ -12,7 +12,7 @@ from sqlite_utils import Database
 
 from lorad.bounds import ANSWER_PAGE_BYTES
 from lorad.errors import Conflict, IntegrityError, LoradError
-from lorad.files import fsync, names
+from lorad.files import fsync, is_name_of
 from lorad.migrations import MIGRATIONS
 from lorad.store.record import Journal, Recorder, number_of
 from lorad.store.record import Row as Row
@@ -145,7 +145,10 @@ class Store(Rows):
         self.path = path
         self.is_upgraded = False  # migrations have just run, and no journal has their changes
         self._recorder: Recorder | None = None
-        with _locked(path.with_name(path.name + ".lock")):
+        lock_path = path.with_name(path.name + ".lock")
+        _create(lock_path)
+        with lock_path.open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             _create(path)
             self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             self._waits = _BUSY_SECONDS
@@ -231,7 +234,7 @@ class Store(Rows):
     def is_in_place(self) -> bool:
         """Whether the file that was opened still has its name; False, too, where that cannot be looked up."""
         try:
-            return names(self.path, self._file)
+            return is_name_of(self.path, self._file)
         except OSError:
             return False
 
@@ -239,7 +242,7 @@ class Store(Rows):
     def is_moved(self) -> bool:
         """Whether the directory was renamed or removed; False where that cannot be looked up."""
         try:
-            return not names(self.path.parent, self._directory)
+            return not is_name_of(self.path.parent, self._directory)
         except OSError:  # a file server that does not answer for a moment
             return False
 
@@ -293,26 +296,34 @@ class Store(Rows):
             self.is_upgraded = bool(applied)
 
 
+def insert_row(connection: sqlite3.Connection, table: str, row: Row, rest: str = "") -> sqlite3.Cursor:
+    """Insert a row; `rest` is the end of the statement."""
+    names = ", ".join(f'"{name}"' for name in row)
+    marks = ", ".join(f":{name}" for name in row)
+    return connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks}) {rest}", row)
+
+
+def put_row(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """Insert a row, or set these columns where there is one with its key."""
+    sets = ", ".join(f'"{name}" = excluded."{name}"' for name in row)
+    insert_row(connection, table, row, f"ON CONFLICT DO UPDATE SET {sets}")
+
+
+def update_rows(connection: sqlite3.Connection, table: str, columns: Row, **key: Any) -> int:
+    """Set columns of the rows with a key, and return how many rows that are."""
+    sets = ", ".join(f'"{name}" = ?' for name in columns)
+    where = " AND ".join(f'"{name}" = ?' for name in key)
+    sql = f"UPDATE {table} SET {sets} WHERE {where}"
+    return connection.execute(sql, [*columns.values(), *key.values()]).rowcount
+
+
 def _create(path: Path) -> None:
     """Make a file that only its owner can read, which SQLite would not."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait for a file lock, and hold it for the block."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def refuse_other_schema(path: Path, db: Database) -> None:
-    """Raise Conflict for the database of a newer lorad, and IntegrityError for one from before its first
-    release and for that of another program.
-    """
+    """Raise Conflict for the schema of a newer lorad, IntegrityError for one that no released lorad had."""
     applied = MIGRATIONS.applied(db)
     own = [migration.name for migration in MIGRATIONS._migrations]
     if unknown := [migration.name for migration in applied if migration.name not in own]:

@@ -50,10 +50,10 @@ def after(store: Rows, id: int, run: str | None = None, limit: int = 1000) -> li
     return [event_row(row) for row in rows]
 
 
-def moves_after(store: Rows, id: int, limit: int = 1000) -> list[Event]:
-    """List the moves of runs with a larger id, in order."""
-    sql = "SELECT * FROM events WHERE id > ? AND kind = 'state' ORDER BY id LIMIT ?"
-    return [event_row(row) for row in store.rows(sql, (id, limit))]
+def moves_after(store: Rows, id: int) -> list[Event]:
+    """List the first 1,000 moves of runs with a larger id, in order."""
+    sql = "SELECT * FROM events WHERE id > ? AND kind = 'state' ORDER BY id LIMIT 1000"
+    return [event_row(row) for row in store.rows(sql, (id,))]
 
 
 def newest(store: Rows, limit: int, run: str | None = None) -> list[Event]:

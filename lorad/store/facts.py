@@ -15,7 +15,7 @@ from lorad.bounds import EVENT_BYTES, METRIC_NAME, METRICS, TEXT
 from lorad.errors import IntegrityError
 from lorad.protocol.evals import SetScore
 from lorad.protocol.journal import Record
-from lorad.store.db import Row, Rows
+from lorad.store.db import Row, Rows, put_row, update_rows
 
 _PATHS = {
     "version": ("path", "versions"),
@@ -27,13 +27,8 @@ _NUMBERS = (
     *("version", "parent", "rank", "bytes", "problems", "failed", "position", "consumed"),
     *("to", "resumed_from"),
 )
-_OPTIONAL = {
-    "nll": None,
-    "accuracy": None,
-    "token_accuracy": None,
-    "samples": "",
-    "samples_sha256": "",
-}  # an older lorad lacks them
+# an older lorad lacks them
+_OPTIONAL: Row = {**dict.fromkeys(("nll", "accuracy", "token_accuracy")), "samples": "", "samples_sha256": ""}
 _WORDS = ("sha256", "samples_sha256", "attested", "attestation", "reason", "score", "alpha", *_OPTIONAL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _MOST_STEPS = 10**12
@@ -41,6 +36,7 @@ _MOST_ATTEMPTS = 10**6
 _MOST = 2**53
 _LATEST = 4.0e9  # Unix seconds
 _AGES = {"versions": "created_at", "checkpoints": "created_at"}  # where a table keeps the record's `at`
+_OF_ALL = ("attempt", "step", "seq")  # columns that all these tables have
 _COLUMNS = {
     "step": ("steps", ("version", "samples", "samples_sha256")),
     "eval": ("evals", ("version", "score", "problems", "failed", *_OPTIONAL)),
@@ -63,7 +59,7 @@ _SCORE = (
 )
 _SETS = 32  # of an evaluation, and figures of each
 _MOST_NAMES = 8  # metrics that are listed by name
-_TABLES = tuple(table for table, _ in _COLUMNS.values())
+TABLES = tuple(table for table, _ in _COLUMNS.values())
 _OF_FACTS = {column for _, columns in _COLUMNS.values() for column in columns}
 _KNOWN = {"metrics", "sets", "message", "reason", "detail", "hint", "to", "resumed_from", *_OF_FACTS}
 _TOO_MUCH = f"of a record of more than {EVENT_BYTES} bytes, only what lorad knows is kept"
@@ -78,13 +74,8 @@ def _mistake(record: Record) -> str:
 
     Paths lie directly in a directory of the run, and numbers are small enough for names of files and rows.
     """
-    places = (
-        ("step", record.step, _MOST_STEPS),
-        ("attempt", record.attempt, _MOST_ATTEMPTS),
-        ("seq", record.seq, _MOST),
-    )
-    for name, number, most in places:
-        if not 0 <= number <= most:
+    for name, most in (("step", _MOST_STEPS), ("attempt", _MOST_ATTEMPTS), ("seq", _MOST)):
+        if not 0 <= (number := getattr(record, name)) <= most:
             return f"its {name} is {number}"
     if not (math.isfinite(record.at) and 0 <= record.at <= _LATEST):
         return f"its time is {record.at}"
@@ -117,35 +108,22 @@ def put(connection: sqlite3.Connection, run: str, record: Record) -> None:
         )
     if record.kind in _COLUMNS:
         table, columns = _COLUMNS[record.kind]
-        row: Row = {
-            "run": run,
-            "attempt": record.attempt,
-            "step": record.step,
-            "seq": record.seq,
-            "lineage": 1,
-        }
         data = _OPTIONAL | record.data
+        row: Row = {"run": run, "lineage": 1, **{key: getattr(record, key) for key in _OF_ALL}}
         row |= {_AGES.get(table, "at"): record.at} | {column: data[column] for column in columns}
         if table == "steps":
             row["metrics"] = msgspec.json.encode(record.data["metrics"]).decode()
         if table == "evals":
             row["sets"] = msgspec.json.encode(_sets_of(record.data)).decode()
-        names = ", ".join(row)
-        marks = ", ".join(f":{column}" for column in row)
-        sets = ", ".join(f"{column} = excluded.{column}" for column in row)
-        connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {sets}", row
-        )
+        put_row(connection, table, row)
     elif record.kind == "rewind":
-        for table in _TABLES:
+        for table in TABLES:
             sql = f"UPDATE {table} SET lineage = 0 WHERE run = ? AND step > ? AND lineage = 1"
             connection.execute(sql, (run, record.data["to"]))
     elif record.kind == "attempt":
         values = (run, record.attempt, record.data["resumed_from"], record.at)
-        connection.execute(
-            "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)",
-            values,
-        )
+        sql = "INSERT OR IGNORE INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)"
+        connection.execute(sql, values)
         begun = "signals = json_set(signals, '$.begun', ?)"
         sql = f"UPDATE runs SET attempt = max(attempt, ?), {begun} WHERE name = ?"
         connection.execute(sql, (record.attempt, record.at, run))
@@ -163,61 +141,35 @@ def event_data(record: Record) -> dict[str, Any]:
     return {"attempt": record.attempt, "step": record.step} | data
 
 
-def doubt(connection: sqlite3.Connection, run: str) -> None:
-    """Mark all rows of a run as perhaps not in its journal; `put` clears the mark."""
-    for table in _TABLES:
-        connection.execute(f"UPDATE {table} SET seq = -seq, lineage = 0 WHERE run = ? AND seq > 0", (run,))
-
-
-def forget_doubted(connection: sqlite3.Connection, run: str) -> None:
-    """Drop the rows that still bear the mark.
-
-    Versions stay, though they do not count, because an alias may name them.
-    """
-    for table in _TABLES:
-        if table != "versions":
-            connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run,))
-
-
 def summarize(store: Rows, connection: sqlite3.Connection, run: str) -> None:
-    """Write step, reward, version, evaluations, rates, signals and recent rewards into the row of a run, from
-    the facts that count.
-    """
+    """Write the run's newest figures into its row, from the facts that count."""
     where = "WHERE run = ? AND lineage = 1 ORDER BY step"
     last = store.row(f"SELECT step, at, metrics FROM steps {where} DESC, attempt DESC LIMIT 1", (run,))
-    score = _SCORE
-    first_eval = store.row(f"SELECT {score}, nll FROM evals {where}, attempt LIMIT 1", (run,))
-    last_eval = store.row(
-        f"SELECT {score}, nll, accuracy, token_accuracy FROM evals {where} DESC, attempt DESC LIMIT 1",
-        (run,),
-    )
+    first_eval = store.row(f"SELECT {_SCORE}, nll FROM evals {where}, attempt LIMIT 1", (run,)) or {}
+    sql = f"SELECT {_SCORE}, nll, accuracy, token_accuracy FROM evals {where} DESC, attempt DESC LIMIT 1"
+    last_eval = store.row(sql, (run,)) or {}
     sql = "SELECT version, attested FROM versions WHERE run = ? AND lineage = 1 ORDER BY version DESC LIMIT 1"
     current = store.row(sql, (run,))
-    sql = (
-        "SELECT round(json_extract(metrics, '$.reward'), 6) AS reward FROM steps WHERE run = ? AND lineage "
-        "= 1 ORDER BY step DESC LIMIT ?"
-    )
-    recent = [row["reward"] for row in store.rows(sql, (run, RECENT))][::-1]  # the newest last
+    reward = "round(json_extract(metrics, '$.reward'), 6)"
+    sql = f"SELECT {reward} FROM steps WHERE run = ? AND lineage = 1 ORDER BY step DESC LIMIT ?"
+    recent = [reward for (reward,) in store.tuples(sql, (run, RECENT))][::-1]  # the newest last
     metrics = msgspec.json.decode(last["metrics"]) if last else {}
-    connection.execute(
-        "UPDATE runs SET step = ?, reward = ?, tokens_per_second = ?, step_seconds = ?, eval_first = ?, "
-        "eval_last = ?, nll_first = ?, nll_last = ?, accuracy_last = ?, token_accuracy_last = ?, "
-        "version = ?, signals = ?, recent = ? WHERE name = ?",
-        (
-            last["step"] if last else 0,
-            *(metrics.get(key) for key in ("reward", "tokens_per_second", "seconds")),
-            first_eval and first_eval["score"],
-            last_eval and last_eval["score"],
-            first_eval and first_eval["nll"],
-            last_eval and last_eval["nll"],
-            last_eval and last_eval["accuracy"],
-            last_eval and last_eval["token_accuracy"],
-            current and current["version"],
-            _signals(store, run, last, metrics, current),
-            msgspec.json.encode(recent).decode(),
-            run,
-        ),
-    )
+    columns = {
+        "step": last["step"] if last else 0,
+        "reward": metrics.get("reward"),
+        "tokens_per_second": metrics.get("tokens_per_second"),
+        "step_seconds": metrics.get("seconds"),
+        "eval_first": first_eval.get("score"),
+        "eval_last": last_eval.get("score"),
+        "nll_first": first_eval.get("nll"),
+        "nll_last": last_eval.get("nll"),
+        "accuracy_last": last_eval.get("accuracy"),
+        "token_accuracy_last": last_eval.get("token_accuracy"),
+        "version": current and current["version"],
+        "signals": _signals(store, run, last, metrics, current),
+        "recent": msgspec.json.encode(recent).decode(),
+    }
+    update_rows(connection, "runs", columns, name=run)
 
 
 def _signals(store: Rows, run: str, last: Row | None, metrics: Row, current: Row | None) -> str:
@@ -286,9 +238,3 @@ def bounded(record: Record) -> tuple[Record, str]:
         data = {key: value for key, value in data.items() if key in _KNOWN}
         left_out = _TOO_MUCH
     return msgspec.structs.replace(record, data=data), left_out
-
-
-def is_told(connection: sqlite3.Connection, run: str, message: str) -> bool:
-    """Check whether the run has an event with this warning."""
-    sql = "SELECT 1 FROM events WHERE run = ? AND kind = 'warning' AND json_extract(data, '$.message') = ?"
-    return connection.execute(sql, (run, message)).fetchone() is not None

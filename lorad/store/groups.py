@@ -1,7 +1,7 @@
 """Groups of queued runs, each of one owner, and how many runs of a group may work at a time."""
 
 from lorad.states import ACTIVE
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, put_row
 from lorad.store.rows import GroupRow
 
 
@@ -11,11 +11,7 @@ def set_limit(store: Store, owner_uid: int, name: str, runs: int | None) -> None
         if runs is None:
             connection.execute("DELETE FROM queue_groups WHERE owner_uid = ? AND name = ?", (owner_uid, name))
             return
-        connection.execute(
-            "INSERT INTO queue_groups (owner_uid, name, runs) VALUES (?, ?, ?) "
-            "ON CONFLICT (owner_uid, name) DO UPDATE SET runs = excluded.runs",
-            (owner_uid, name, runs),
-        )
+        put_row(connection, "queue_groups", {"owner_uid": owner_uid, "name": name, "runs": runs})
 
 
 def limit_of(store: Rows, owner_uid: int, name: str) -> int | None:

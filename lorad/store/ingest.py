@@ -15,13 +15,15 @@ from msgspec import Struct, structs
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import Place, Record, read, read_on
 from lorad.store import events, facts, runs
-from lorad.store.db import Store
+from lorad.store.db import Store, put_row
 from lorad.store.events import names
-from lorad.store.facts import bounded, is_told
+from lorad.store.facts import bounded
 
 # What is taken in at once: requests to the daemon wait for so long.
 PORTION = 200  # records
 PORTION_BYTES = 1 << 20
+
+_WARNED = "SELECT 1 FROM events WHERE run = ? AND kind = 'warning' AND json_extract(data, '$.message') = ?"
 
 Portion = list[tuple[Record, int]]  # records, each with the offset after it
 
@@ -36,12 +38,12 @@ class Ingested(Place, frozen=True):
     told_crc: int = 0
 
     @property
-    def told(self) -> tuple[int, int]:
+    def last_with_event(self) -> tuple[int, int]:
         """Number and checksum of the last record that has its event."""
         return max((self.seq, self.crc), (self.told_seq, self.told_crc), key=lambda last: last[0])
 
 
-class Taken(Struct, frozen=True):
+class IngestedPortion(Struct, frozen=True):
     """What one call of `ingest_some` ingested.
 
     new: records that were never seen before.
@@ -69,7 +71,7 @@ def ingest(store: Store, run_name: str, journal: Path) -> list[Record]:
             return new
 
 
-def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
+def ingest_some(store: Store, run_name: str, journal: Path) -> IngestedPortion:
     """Take in a portion of what is new in the journal of a run. A missing journal has nothing new.
 
     Raises NotFound for an unknown run, IntegrityError for a whole record that no driver of this lorad writes
@@ -77,7 +79,7 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
     """
     runs.get(store, run_name)
     place = _place(store, run_name)
-    nothing = Taken([], False, False, place.offset)
+    nothing = IngestedPortion([], False, False, place.offset)
     if not journal.exists():
         return nothing
     continues, portion, more = _unread(journal, place)
@@ -85,18 +87,21 @@ def ingest_some(store: Store, run_name: str, journal: Path) -> Taken:
         return nothing
     refuse_foreign_journal(store, run_name, journal, portion)
     if not continues:
-        seq, crc = place.told
+        seq, crc = place.last_with_event
         place = Ingested(told_seq=seq, told_crc=crc)
     with store.write() as connection:
-        if not continues:
-            facts.doubt(connection, run_name)
+        for table in () if continues else facts.TABLES:  # a mark that `facts.put` clears again
+            sql = f"UPDATE {table} SET seq = -seq, lineage = 0 WHERE run = ? AND seq > 0"
+            connection.execute(sql, (run_name,))
         new = _take_in(connection, run_name, portion, place)
         if place.told_seq and not more:
-            facts.forget_doubted(connection, run_name)
+            # rows that still bear the mark are in no journal; versions stay, as an alias may name them
+            for table in {*facts.TABLES} - {"versions"}:
+                connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq < 0", (run_name,))
         facts.summarize(store, connection, run_name)
         place = place_after(portion, place, more=more)
-        set_place(connection, run_name, place)
-    return Taken(new, more, not continues, place.offset)
+        put_row(connection, "journal_offsets", {"run": run_name} | structs.asdict(place))
+    return IngestedPortion(new, more, not continues, place.offset)
 
 
 def is_of_run(store: Store, run: str, journal: Path) -> bool:
@@ -158,10 +163,10 @@ def _take_in(connection: sqlite3.Connection, run: str, portion: Portion, place: 
             raise IntegrityError(
                 f"record {record.seq} of the journal of run {run} is not understood: {error!r}"
             ) from error
-        seq, crc = place.told
+        seq, crc = place.last_with_event
         if record.seq > seq or (record.seq == seq and record.crc != crc):
             events.add(connection, run, record.kind, facts.event_data(record), at=record.at)
-            if left_out and not is_told(connection, run, left_out):
+            if left_out and connection.execute(_WARNED, (run, left_out)).fetchone() is None:
                 events.add(connection, run, "warning", {"message": left_out})
             new.append(record)
     return new
@@ -174,12 +179,3 @@ def place_after(portion: Portion, before: Ingested, *, more: bool = False) -> In
         start = portion[-2][1] if len(portion) > 1 else before.offset
         before = structs.replace(before, start=start, offset=offset, seq=record.seq, crc=record.crc)
     return before if more else structs.replace(before, told_seq=0, told_crc=0)
-
-
-def set_place(connection: sqlite3.Connection, run: str, place: Ingested) -> None:
-    """Write down up to where the journal of a run was read."""
-    connection.execute(
-        'INSERT OR REPLACE INTO journal_offsets (run, start, "offset", seq, crc, told_seq, told_crc) '
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (run, *structs.astuple(place)),
-    )

@@ -81,18 +81,14 @@ class _SamplesFile(Struct, frozen=True):
 
 def samples_file(store: Rows, run: str, step: int) -> _SamplesFile | None:
     """Find the file with the samples of a step; None where the step does not count."""
-    sql = (
-        "SELECT samples, samples_sha256 FROM steps WHERE run = ? AND step = ? AND lineage = 1 ORDER BY "
-        "attempt DESC"
-    )
-    row = store.row(sql, (run, step))
-    return None if row is None else _SamplesFile(row["samples"], row["samples_sha256"])
+    which = "run = ? AND step = ? AND lineage = 1 ORDER BY attempt DESC"
+    row = store.row(f"SELECT samples AS path, samples_sha256 AS sha256 FROM steps WHERE {which}", (run, step))
+    return None if row is None else _SamplesFile(**row)
 
 
 def furthest_steps(store: Rows, run: str) -> dict[int, int]:
     """Find the last step of each attempt that made one, whether it still counts or not."""
-    rows = store.rows("SELECT attempt, max(step) AS step FROM steps WHERE run = ? GROUP BY attempt", (run,))
-    return {row["attempt"]: row["step"] for row in rows}
+    return dict(store.tuples("SELECT attempt, max(step) FROM steps WHERE run = ? GROUP BY attempt", (run,)))
 
 
 def newest_eval(store: Rows, run: str, first: int, last: int) -> EvalRow | None:

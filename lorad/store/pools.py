@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from lorad.errors import NotFound
 from lorad.store import events
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, insert_row, put_row, update_rows
 from lorad.store.rows import LeaseRow, PoolRow, ReservationRow
 
 
@@ -59,13 +59,9 @@ def upsert(store: Store, pool: str, **columns: Any) -> PoolRow:
         raise ValueError(f"a pool has no {', '.join(sorted(unknown))}")
     with store.write() as connection:
         if not store.row("SELECT 1 FROM pools WHERE pool = ?", (pool,)):
-            row = {"pool": pool, "created_at": time.time()} | columns
-            names = ", ".join(f'"{key}"' for key in row)
-            values = ", ".join(f":{key}" for key in row)
-            connection.execute(f"INSERT INTO pools ({names}) VALUES ({values})", row)
+            insert_row(connection, "pools", {"pool": pool, "created_at": time.time()} | columns)
         elif columns:
-            sets = ", ".join(f'"{column}" = :{column}' for column in columns)
-            connection.execute(f"UPDATE pools SET {sets} WHERE pool = :pool", columns | {"pool": pool})
+            update_rows(connection, "pools", columns, pool=pool)
         return get(store, pool)
 
 
@@ -91,11 +87,8 @@ def remove(store: Store, pool: str) -> None:
 def lease(store: Store, pool: str, device: str, why: str, node: str = "") -> None:
     """Write down that a pool holds a device; the lock that makes it true is the caller's, or the node's."""
     with store.write() as connection:
-        connection.execute(
-            "INSERT INTO leases (device, pool, why, taken_at, node) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET why = excluded.why",
-            (device, pool, why, time.time(), node),
-        )
+        row = {"device": device, "pool": pool, "why": why, "taken_at": time.time(), "node": node}
+        insert_row(connection, "leases", row, "ON CONFLICT DO UPDATE SET why = excluded.why")
 
 
 def end_leases(store: Store, pool: str, node: str) -> None:
@@ -110,9 +103,15 @@ def leases(store: Rows) -> list[LeaseRow]:
 
 
 # -- nodes of a cluster: an index of what pools wrote, see lorad/daemon/pools/grants.py ---------------------
-def put_node(store: Store, row: NodeRow) -> None:
-    """Write down what is known of a node now."""
-    _put(store, "nodes", asdict(row), ("devices", "bases"))
+def put_cluster_row(store: Store, row: NodeRow | GrantRow) -> None:
+    """Write down what is known of a node, or of the grant of a life of a pool, now."""
+    table = "nodes" if isinstance(row, NodeRow) else "grants"
+    values = asdict(row)
+    lists = {
+        name: json.encode(value).decode() for name, value in values.items() if isinstance(value, list | tuple)
+    }
+    with store.write() as connection:
+        put_row(connection, table, values | lists)
 
 
 def nodes(store: Rows) -> list[NodeRow]:
@@ -121,24 +120,10 @@ def nodes(store: Rows) -> list[NodeRow]:
     return [NodeRow(**row | {name: json.decode(row[name]) for name in ("devices", "bases")}) for row in rows]
 
 
-def put_grant(store: Store, row: GrantRow) -> None:
-    """Write down what a life of a pool is granted now."""
-    _put(store, "grants", asdict(row), ("nodes",))
-
-
 def grants(store: Rows) -> list[GrantRow]:
     """List the grants by pool and life."""
     rows = store.rows("SELECT * FROM grants ORDER BY pool, life")
     return [GrantRow(**row | {"nodes": json.decode(row["nodes"])}) for row in rows]
-
-
-def _put(store: Store, table: str, values: dict[str, Any], lists: tuple[str, ...]) -> None:
-    """Insert or replace a row. `lists` names the columns that are lists, which are kept as JSON."""
-    row = values | {name: json.encode(values[name]).decode() for name in lists}
-    names = ", ".join(row)
-    marks = ", ".join(f":{name}" for name in row)
-    with store.write() as connection:
-        connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", row)
 
 
 # -- devices that users keep from lorad ----------------------------------------------------------------------
@@ -150,15 +135,8 @@ def reservations(store: Rows) -> list[ReservationRow]:
 
 def reserve(store: Store, row: ReservationRow, name: str) -> None:
     """Keep a reservation, and drop an earlier one of the device. name: what the event calls the device."""
-    values = asdict(row)
-    names = ", ".join(values)
-    marks = ", ".join(f":{key}" for key in values)
-    sets = ", ".join(f"{key} = excluded.{key}" for key in values)
     with store.write() as connection:
-        connection.execute(
-            f"INSERT INTO reservations ({names}) VALUES ({marks}) ON CONFLICT (device) DO UPDATE SET {sets}",
-            values,
-        )
+        put_row(connection, "reservations", asdict(row))
         about = {"device": name, "why": row.why, "until": row.until, "by": row.owner}
         events.append(store, None, "reserved", about)
 
@@ -166,9 +144,7 @@ def reserve(store: Store, row: ReservationRow, name: str) -> None:
 def begin_reservation(store: Store, device: str, at: float, until: float | None) -> None:
     """Write down since when lorad has left a reserved device, and until when it stays away."""
     with store.write() as connection:
-        connection.execute(
-            "UPDATE reservations SET began_at = ?, until = ? WHERE device = ?", (at, until, device)
-        )
+        update_rows(connection, "reservations", {"began_at": at, "until": until}, device=device)
 
 
 def release(store: Store, device: str, name: str, *, by: str) -> None:

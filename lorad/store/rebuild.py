@@ -11,9 +11,9 @@ import msgspec
 from lorad.errors import IntegrityError
 from lorad.protocol.journal import read
 from lorad.store import facts
-from lorad.store.db import Row, Store
+from lorad.store.db import Row, Store, put_row, update_rows
 from lorad.store.facts import bounded
-from lorad.store.ingest import Ingested, Portion, place_after, set_place
+from lorad.store.ingest import Ingested, Portion, place_after
 from lorad.store.record import KEYS, TOLD_BY_RUNS, Change
 from lorad.store.rename import is_of
 
@@ -97,15 +97,8 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
         )
         _change(connection, "runs", counted)
         for table in (
-            "aliases",
-            "alias_moves",
-            "sweeps",
-            "queue_groups",
-            "reservations",
-            "results",
-            "lives",
-            "uses",
-            "forecasts",
+            *("aliases", "alias_moves", "sweeps", "queue_groups", "reservations"),
+            *("results", "lives", "uses", "forecasts"),
         ):
             _insert(connection, table, rows[table].values(), problems)
         columns = ("at", "run", "kind", "data")
@@ -117,12 +110,7 @@ def rebuild(store: Store, tables: Tables, journals: Mapping[str, Path], number: 
 
 
 def _take_in(
-    store: Store,
-    connection: sqlite3.Connection,
-    run: str,
-    journal: Path,
-    source: int,
-    own: set[str] | None,
+    store: Store, connection: sqlite3.Connection, run: str, journal: Path, source: int, own: set[str] | None
 ) -> Iterator[str]:
     """Insert the rows of a run's journal, as `ingest` does, and collect its events, which are put in order
     later. Yields a sentence for everything that could not be taken over.
@@ -160,22 +148,16 @@ def _take_in(
         yield f"{journal} cannot be read after record {after}: {error}"
     _collect(connection, events, source)
     facts.summarize(store, connection, run)
-    set_place(connection, run, place_after(last, Ingested()))
+    place = place_after(last, Ingested())
+    put_row(connection, "journal_offsets", {"run": run} | msgspec.structs.asdict(place))
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row], problems: list[str]) -> None:
-    """Insert rows, without columns that this schema does not have. Adds a sentence for each refused row to
-    `problems`.
-    """
+    """Insert rows, without columns that this schema lacks; each refusal is a sentence in `problems`."""
     columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     for row in rows:
-        names = [name for name in row if name in columns]
-        listed = ", ".join(f'"{name}"' for name in names)
-        values = ", ".join("?" for _ in names)
-        sets = ", ".join(f'"{name}" = excluded."{name}"' for name in names)
-        sql = f"INSERT INTO {table} ({listed}) VALUES ({values}) ON CONFLICT DO UPDATE SET {sets}"
         try:
-            connection.execute(sql, [row[name] for name in names])
+            put_row(connection, table, {name: value for name, value in row.items() if name in columns})
         except sqlite3.IntegrityError as error:
             problems.append(f"{' '.join(str(row[column]) for column in KEYS[table])} of {table}: {error}")
 
@@ -184,12 +166,8 @@ def _change(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> 
     """Update rows that exist already."""
     keys = KEYS[table]
     for row in rows:
-        values = {name: value for name, value in row.items() if name not in keys}
-        where = " AND ".join(f'"{name}" = ?' for name in keys)
-        sets = ", ".join(f'"{name}" = ?' for name in values)
-        if sets:
-            sql = f"UPDATE {table} SET {sets} WHERE {where}"
-            connection.execute(sql, [*values.values(), *(row[name] for name in keys)])
+        if values := {name: value for name, value in row.items() if name not in keys}:
+            update_rows(connection, table, values, **{name: row[name] for name in keys})
 
 
 def _collect(connection: sqlite3.Connection, events: Iterable[tuple[Any, ...]], source: int) -> None:

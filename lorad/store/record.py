@@ -151,11 +151,10 @@ class Recorder:
         for table, columns in self._columns.items():
             where = " WHERE " + " OR ".join(f'"{name}"' for name in _ONLY[table]) if table in _ONLY else ""
             if table == "events":
-                newest = "SELECT max(id) FROM events WHERE kind = 'version' AND {} GROUP BY run"
-                gone = newest.format(
-                    "run NOT IN (SELECT name FROM runs)"
-                )  # their numbers are never used again
-                where = f" WHERE {_OWN_EVENT.format('')} OR id IN ({gone})"
+                # the newest versions of removed runs, whose numbers are never used again
+                removed = "kind = 'version' AND run NOT IN (SELECT name FROM runs) GROUP BY run"
+                newest = f"SELECT max(id) FROM events WHERE {removed}"
+                where = f" WHERE {_OWN_EVENT.format('')} OR id IN ({newest})"
             order = "" if table == "attempts" else "ORDER BY rowid"
             rows[table] = list(self._select(table, columns, f"{where} {order}", ()))
         number = number_of(self._connection) + 1

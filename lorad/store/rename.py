@@ -56,7 +56,7 @@ def is_of(renamed: Renamed, table: str, row: Row) -> bool:
 def rename(store: Store, old: str, new: str, *, directory: str, by: str) -> None:
     """Give a run another name in all rows, also in those that mention its versions or files.
 
-    directory: where the run's files will be. `runs.relocate` later says so in the run's own row.
+    directory: where the run's files will be. `runs.set_fields` later says so in the run's own row.
 
     Raises NotFound; Conflict while it works or one of its versions is served or pinned, where it belongs to
     a sweep, or where another run has or had the new name.
@@ -70,7 +70,7 @@ def rename(store: Store, old: str, new: str, *, directory: str, by: str) -> None
             raise Conflict(f"run {old} is of sweep {run.sweep}", hint=hint)
         runs.refuse_held(store, old)
         refuse_name(store, old, new)
-        newest = (store.row("SELECT max(version) AS n FROM versions WHERE run = ?", (old,)) or {})["n"]
+        ((newest,),) = store.tuples("SELECT max(version) FROM versions WHERE run = ?", (old,))
         values = {
             "old": old,
             "new": new,
@@ -89,16 +89,13 @@ def rename(store: Store, old: str, new: str, *, directory: str, by: str) -> None
             connection.execute(f"UPDATE {table} SET run = :new WHERE run = :old AND {which}", values)
         for statement in _MENTIONS:
             connection.execute(statement, values)
-        events.add(
-            connection, old, "renamed", {"to": new, "by": by, "attempt": run.attempt, "version": newest}
-        )
+        about = {"to": new, "by": by, "attempt": run.attempt, "version": newest}
+        events.add(connection, old, "renamed", about)
         events.add(connection, new, "renamed", {"from": old, "by": by})
 
 
 def refuse_name(store: Rows, old: str, new: str) -> None:
-    """Raise SpecError where `new` is no name of a run, and Conflict where another run has or had that name:
-    versions of both would have the same names.
-    """
+    """Raise SpecError where `new` is no name of a run, Conflict where another run has or had that name."""
     if not re.fullmatch(NAME, new):
         raise SpecError(f"{new!r} is no name for a run", hint=NAME_HINT)
     if new == old:

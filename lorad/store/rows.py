@@ -191,15 +191,10 @@ _RECENT = msgspec.json.Decoder(list[Number | None])
 @lru_cache(maxsize=2048)
 def run_summary(values: tuple[Any, ...]) -> RunSummary:
     """Decode the values of SUMMARY_COLUMNS, or return what the same values were decoded to before."""
-    return _run(RunSummary, dict(zip(SUMMARY_COLUMNS, values, strict=True)))
+    return decode_run(RunSummary, dict(zip(SUMMARY_COLUMNS, values, strict=True)))
 
 
-def run_row(raw: Row) -> RunRow:
-    """Decode all columns of a run."""
-    return _run(RunRow, raw)
-
-
-def _run(kind: type[_Kind], raw: Row) -> _Kind:
+def decode_run(kind: type[_Kind], raw: Row) -> _Kind:
     """Decode the columns of a run."""
     return kind(
         **{field: raw[field] for field in kind.__struct_fields__ if field in _PLAIN},

@@ -1,7 +1,6 @@
 """Runs and their attempts."""
 
 import os
-import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,31 +11,28 @@ import msgspec
 from lorad.errors import Conflict, NotFound
 from lorad.records.runs import Attempt
 from lorad.spec.model import Spec, to_json
-from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState, target
+from lorad.states import ACTIVE, MOVES, EndReason, Move, RunState
 from lorad.store import events
 from lorad.store.bill import keep_removed
-from lorad.store.db import Row, Rows, Store
+from lorad.store.db import Row, Rows, Store, insert_row, update_rows
 from lorad.store.foreseen import forecasts
-from lorad.store.rows import SUMMARY_COLUMNS, QueuedRow, RunRow, RunSummary, run_row, run_summary
+from lorad.store.rows import SUMMARY_COLUMNS, QueuedRow, RunRow, RunSummary, decode_run, run_summary
 
-_FIELDS = frozenset(
-    {
-        "detail",
-        "origin",
-        "pool",
-        "preempted",
-        "priority",
-        "queue_group",
-        "restart_at",
-        "resume_step",
-        "serving",
-        "spec",
-        "steps",
-        "sweep",
-        "waiting",
-    }
-    | {"wanted", "yielded"}
-)
+_FIELDS = {
+    *("detail", "directory", "origin", "pool", "preempted", "priority", "queue_group", "restart_at"),
+    *("resume_step", "serving", "spec", "steps", "sweep", "waiting", "wanted", "yielded", "tags", "note"),
+}
+_PLACED = {"waiting": "", "preempted": None, "yielded": None, "restart_at": None}
+_RESUMED = {"reason": None, "detail": "", "wanted": None, "ended_at": None}
+_SET_BY: dict[Move, Row] = {
+    Move.PLACE: _PLACED,
+    Move.CONFIRM: {"waiting": ""},
+    Move.PAUSE: _PLACED | {"wanted": None},
+    Move.END: _PLACED | {"wanted": None},
+    Move.RESUME: _RESUMED,
+    Move.RESTART: _RESUMED,
+}
+"""The columns that a move sets beside the state."""
 RECENT_SECONDS = 24 * 3600.0
 _SUMMARY = ", ".join(SUMMARY_COLUMNS)
 _ATTEMPT = "attempt, started_at, ended_at, resumed_from, exit_code, signal, reason, detail"
@@ -65,13 +61,14 @@ def create(
     with store.write() as connection:
         if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
-        event = _tell(connection, name, None, RunState.QUEUED, by=owner)
+        begun = {"from": None, "state": RunState.QUEUED, "by": owner}
         sql = (
             "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? "
             "AND kind IN ('removed', 'renamed')"
         )
         (last_attempt,) = store.tuples(sql, (name,))[0]
         row = {
+            "first_event": events.add(connection, name, "state", begun),
             "name": name,
             "owner": owner,
             "owner_uid": os.getuid() if owner_uid is None else owner_uid,
@@ -81,12 +78,9 @@ def create(
             "priority": priority,
             "steps": steps,
             "created_at": time.time(),
-            "first_event": event,
             "attempt": last_attempt or 0,
         }
-        connection.execute(
-            f"INSERT INTO runs ({', '.join(row)}) VALUES ({', '.join(f':{key}' for key in row)})", row
-        )
+        insert_row(connection, "runs", row)
         return get(store, name)
 
 
@@ -103,14 +97,12 @@ def name_in_use(store: Rows, name: str) -> str | None:
 
 def find(store: Rows, name: str, owner_uid: int | None = None) -> RunRow | None:
     """Find a run, only among those of one owner where `owner_uid` is given."""
-    if owner_uid is None:
-        return next(iter(_select(store, "WHERE name = ?", (name,))), None)
-    return next(iter(_select(store, "WHERE name = ? AND owner_uid = ?", (name, owner_uid))), None)
+    which = "WHERE name = ?1 AND (?2 IS NULL OR owner_uid = ?2)"
+    return next(iter(_select(store, which, (name, owner_uid))), None)
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[RunRow]:
-    """Read the runs that the clauses `which` select, in their order."""
-    return [run_row(row) for row in store.rows(f"SELECT * FROM runs {which}", parameters)]
+    return [decode_run(RunRow, row) for row in store.rows(f"SELECT * FROM runs {which}", parameters)]
 
 
 def get(store: Rows, name: str) -> RunRow:
@@ -135,9 +127,8 @@ def beginnings(store: Rows, owner_uid: int) -> dict[str | None, tuple[int, float
 def names(store: Rows, *, owner_uid: int | None = None) -> list[str]:
     """List the names of all runs, or of one owner's, oldest first."""
     where, values = ("", ()) if owner_uid is None else ("WHERE owner_uid = ?", (owner_uid,))
-    return [
-        row["name"] for row in store.rows(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)
-    ]
+    rows = store.tuples(f"SELECT name FROM runs {where} ORDER BY created_at, rowid", values)
+    return [name for (name,) in rows]
 
 
 def every(store: Rows) -> list[RunRow]:
@@ -147,8 +138,8 @@ def every(store: Rows) -> list[RunRow]:
 
 def count_by_state(store: Rows) -> dict[RunState, int]:
     """Count the runs in each state that has any."""
-    rows = store.rows("SELECT state, count(*) AS runs FROM runs GROUP BY state")
-    return {RunState(row["state"]): row["runs"] for row in rows}
+    rows = store.tuples("SELECT state, count(*) FROM runs GROUP BY state")
+    return {RunState(state): count for state, count in rows}
 
 
 def directories(store: Rows) -> dict[int, list[Path]]:
@@ -159,30 +150,21 @@ def directories(store: Rows) -> dict[int, list[Path]]:
     return directories
 
 
-def relocate(store: Store, name: str, *, directory: str, spec_json: str) -> None:
-    """Write down where the directory of a run is now."""
-    with store.write() as connection:
-        connection.execute(
-            "UPDATE runs SET directory = ?, spec = ? WHERE name = ?", (directory, spec_json, name)
-        )
-
-
 def names_first_ended(store: Rows, limit: int) -> list[str]:
     """List the runs that ended first and do not serve."""
     sql = "SELECT name FROM runs WHERE state = 'ended' AND serving = 0 ORDER BY ended_at LIMIT ?"
-    return [row["name"] for row in store.rows(sql, (limit,))]
+    return [name for (name,) in store.tuples(sql, (limit,))]
 
 
 def pools_in_use(store: Rows) -> set[str]:
     """List the pools of runs that have not ended or that serve."""
     sql = "SELECT pool FROM runs WHERE pool IS NOT NULL AND (ended_at IS NULL OR serving = 1)"
-    return {row["pool"] for row in store.rows(sql)}
+    return {pool for (pool,) in store.tuples(sql)}
 
 
 def owners_of_aliased(store: Rows) -> dict[str, int]:
     """Find the uid of the owner of each run that an alias serves a version of."""
-    rows = store.rows("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)")
-    return {row["name"]: row["owner_uid"] for row in rows}
+    return dict(store.tuples("SELECT name, owner_uid FROM runs WHERE name IN (SELECT run FROM aliases)"))
 
 
 def owners_served(store: Rows) -> set[int]:
@@ -191,7 +173,7 @@ def owners_served(store: Rows) -> set[int]:
     SELECT owner_uid FROM runs WHERE serving = 1 OR name IN (SELECT run FROM aliases)
     OR name IN (SELECT run FROM versions WHERE pinned = 1)
     """
-    return {row["owner_uid"] for row in store.rows(sql)}
+    return {uid for (uid,) in store.tuples(sql)}
 
 
 def list_named(store: Rows, names: Sequence[str]) -> list[RunSummary]:
@@ -257,10 +239,11 @@ def queue(store: Rows) -> list[QueuedRow]:
 
 def latest_starts(store: Rows) -> dict[int, float]:
     """Find the Unix time at which the newest attempt of each owner began, by uid."""
-    sql = """SELECT owner_uid, max(attempts.started_at) AS at FROM attempts
-    JOIN runs ON runs.name = attempts.run
-    GROUP BY owner_uid"""
-    return {row["owner_uid"]: row["at"] for row in store.rows(sql)}
+    sql = """
+    SELECT owner_uid, max(attempts.started_at) FROM attempts JOIN runs ON runs.name = attempts.run
+    GROUP BY owner_uid
+    """
+    return dict(store.tuples(sql))
 
 
 def restarts(store: Rows, name: str) -> int:
@@ -306,22 +289,24 @@ def move(
         raise ValueError(f"{move}: a run ends with a reason, and only then")
     with store.write() as connection:
         before = RunState(get(store, name).state)
-        to = target(before, move)
+        to = MOVES[move].get(before)
         if to is None or expect not in (None, before):
             message = f"run {name} is {before}: {move} is not possible"
             if expect not in (None, before):
                 message = f"run {name} is {before}, not {expect}"
             allowed = [str(possible) for possible, moves in MOVES.items() if before in moves]
             raise Conflict(f"{message}; possible now: {', '.join(allowed)}")
-        changes = {"state": to, **_consequences(move, reason, detail), **(also or {})}
-        sets = ", ".join(f"{column} = :{column}" for column in changes)
-        connection.execute(f"UPDATE runs SET {sets} WHERE name = :name", changes | {"name": name})
+        changes: Row = {"state": to, **_SET_BY.get(move, {})}
+        if move in (Move.PAUSE, Move.END):
+            changes["detail"] = detail
+        if move is Move.END:
+            changes |= {"reason": reason, "ended_at": time.time()}
+        update_rows(connection, "runs", changes | (also or {}), name=name)
         if move is Move.PLACE:
-            now = time.time()
-            connection.execute(
-                "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?", (now, name)
-            )
-        _tell(connection, name, before, to, by=by, move=move, reason=reason, detail=detail)
+            sql = "UPDATE runs SET started_at = coalesce(started_at, ?) WHERE name = ?"
+            connection.execute(sql, (time.time(), name))
+        about = {"from": before, "state": to, "by": by, "move": move, "reason": reason, "detail": detail}
+        events.add(connection, name, "state", about)
         return get(store, name)
 
 
@@ -330,18 +315,13 @@ def set_fields(store: Store, name: str, **columns: Any) -> None:
     if unknown := set(columns) - _FIELDS:
         raise ValueError(f"not to be set here: {', '.join(sorted(unknown))}")
     with store.write() as connection:
-        sets = ", ".join(f"{column} = :{column}" for column in columns)
-        if not connection.execute(
-            f"UPDATE runs SET {sets} WHERE name = :name", columns | {"name": name}
-        ).rowcount:
+        if not update_rows(connection, "runs", columns, name=name):
             get(store, name)
 
 
 def set_labels(store: Store, name: str, tags: Sequence[str], note: str) -> None:
     """Set the tags and the note of a run."""
-    with store.write() as connection:
-        values = (msgspec.json.encode(tags).decode(), note, name)
-        connection.execute("UPDATE runs SET tags = ?, note = ? WHERE name = ?", values)
+    set_fields(store, name, tags=msgspec.json.encode(tags).decode(), note=note)
 
 
 def respecify(store: Store, name: str, spec: Spec) -> None:
@@ -358,14 +338,11 @@ def remove(store: Store, name: str, *, by: str = "daemon") -> None:
     with store.write() as connection:
         state = RunState(get(store, name).state)
         if not state.is_over:
-            raise Conflict(
-                f"run {name} is {state}", hint=f"`lorad stop {name}` or `lorad kill {name}` first."
-            )
+            hint = f"`lorad stop {name}` or `lorad kill {name}` first."
+            raise Conflict(f"run {name} is {state}", hint=hint)
         refuse_held(store, name)
         row = get(store, name)
-        newest = (store.row("SELECT max(version) AS version FROM versions WHERE run = ?", (name,)) or {})[
-            "version"
-        ]
+        ((newest,),) = store.tuples("SELECT max(version) FROM versions WHERE run = ?", (name,))
         keep_removed(store, connection, name)
         connection.execute("DELETE FROM runs WHERE name = ?", (name,))
         is_empty = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.sweep = sweeps.sweep)"
@@ -393,11 +370,9 @@ def begin_attempt(store: Store, name: str, *, resumed_from: int | None) -> int:
     """Begin an attempt, with a number that was never used before. Raises NotFound."""
     with store.write() as connection:
         attempt = int(get(store, name).attempt) + 1
-        values = (name, attempt, resumed_from, time.time())
-        connection.execute(
-            "INSERT INTO attempts (run, attempt, resumed_from, started_at) VALUES (?, ?, ?, ?)", values
-        )
-        connection.execute("UPDATE runs SET attempt = ? WHERE name = ?", (attempt, name))
+        row = {"run": name, "attempt": attempt, "resumed_from": resumed_from, "started_at": time.time()}
+        insert_row(connection, "attempts", row)
+        update_rows(connection, "runs", {"attempt": attempt}, name=name)
     return attempt
 
 
@@ -441,28 +416,3 @@ def attempts(store: Rows, name: str) -> list[Attempt]:
     """List the attempts of a run in order."""
     rows = store.rows(f"SELECT {_ATTEMPT} FROM attempts WHERE run = ? ORDER BY attempt", (name,))
     return [Attempt(**row) for row in rows]
-
-
-def _consequences(move: Move, reason: EndReason | None, detail: str) -> Row:
-    """Return the other columns of a run that a move sets."""
-    nothing = {"waiting": "", "wanted": None, "restart_at": None}
-    nothing |= {"preempted": None, "yielded": None}
-    match move:
-        case Move.PLACE:
-            return {"waiting": "", "preempted": None, "yielded": None, "restart_at": None}
-        case Move.CONFIRM:
-            return {"waiting": ""}
-        case Move.PAUSE:
-            return {"detail": detail} | nothing
-        case Move.END:
-            return {"reason": reason, "detail": detail, "ended_at": time.time()} | nothing
-        case Move.RESUME | Move.RESTART:
-            return {"reason": None, "detail": "", "wanted": None, "ended_at": None}
-        case _:
-            return {}
-
-
-def _tell(
-    connection: sqlite3.Connection, name: str, before: RunState | None, state: RunState, **more: Any
-) -> int:
-    return events.add(connection, name, "state", {"from": before, "state": state} | more)

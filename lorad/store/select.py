@@ -105,11 +105,7 @@ def _where(selection: Selection, parameters: list[Any], owner_uid: int | None, r
     """Write the conditions, and append their values to `parameters`."""
     now = time.time()
     conditions = ["1"]
-    for column, globs in (
-        ("name", selection.names),
-        ("owner", selection.owner),
-        ("sweep", selection.sweep),
-    ):
+    for column, globs in (("name", selection.names), ("owner", selection.owner), ("sweep", selection.sweep)):
         if globs:
             conditions.append(_any_of(column, globs, parameters))
     if selection.tag:
@@ -186,11 +182,10 @@ def _order(word: str, parameters: list[Any]) -> str:
     if (what := _SORTED.get(key)) is None:
         if is_of_spec(key):
             what = _of_spec(key, parameters)
-            _of_spec(key, parameters)  # it stands there twice
         else:
             what = _LAST_STEP.format(what="json_extract(s.metrics, ?)")
-            parameters += [_metric_path(key)] * 2
-    return f"({what}) IS NULL, ({what}) {direction}"
+            parameters.append(_metric_path(key))
+    return f"{what} {direction} NULLS LAST"
 
 
 def is_of_spec(key: str) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 
 from lorad.errors import Conflict, NotFound
 from lorad.records.sweeps import Halving, Rung, Sweep
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, insert_row, update_rows
 
 _SELECT = "SELECT sweep, owner, owner_uid, created_at, grid, halving, rungs FROM sweeps"
 
@@ -25,22 +25,22 @@ def create(
     """Create a sweep. Raises Conflict when the name is in use."""
     with store.write() as connection:
         refuse_used(store, sweep)
-        axes = msgspec.json.encode(grid).decode()
-        rule = None if halving is None else msgspec.json.encode(halving).decode()
-        connection.execute(
-            "INSERT INTO sweeps (sweep, owner, created_at, grid, halving, owner_uid) VALUES (?, ?, ?, ?, ?, "
-            "?)",
-            (sweep, owner, time.time(), axes, rule, owner_uid),
-        )
+        row = {
+            "sweep": sweep,
+            "owner": owner,
+            "created_at": time.time(),
+            "grid": msgspec.json.encode(grid).decode(),
+            "halving": None if halving is None else msgspec.json.encode(halving).decode(),
+            "owner_uid": owner_uid,
+        }
+        insert_row(connection, "sweeps", row)
         return get(store, sweep)
 
 
 def refuse_used(store: Rows, sweep: str) -> None:
     """Raise Conflict when there is a sweep of that name."""
     if store.row("SELECT 1 FROM sweeps WHERE sweep = ?", (sweep,)):
-        hint = (
-            "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last one."
-        )
+        hint = "Choose another name with --name, or remove its runs with `lorad rm`: it goes with the last."
         raise Conflict(f"there is a sweep named {sweep}", hint=hint)
 
 
@@ -57,7 +57,6 @@ def missing(sweep: str) -> NotFound:
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[Sweep]:
-    """Read the sweeps that the clauses `which` select, in their order."""
     sweeps = []
     for row in store.rows(f"{_SELECT} {which}", parameters):
         grid = msgspec.json.decode(row["grid"], type=dict[str, list[str]])
@@ -92,5 +91,4 @@ def decide(store: Store, sweep: str, rung: Rung) -> None:
     with store.write() as connection:
         others = (other for other in get(store, sweep).rungs if other.step != rung.step)
         rungs = sorted([*others, rung], key=lambda rung: rung.step)
-        values = (msgspec.json.encode(rungs).decode(), sweep)
-        connection.execute("UPDATE sweeps SET rungs = ? WHERE sweep = ?", values)
+        update_rows(connection, "sweeps", {"rungs": msgspec.json.encode(rungs).decode()}, sweep=sweep)

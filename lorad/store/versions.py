@@ -14,16 +14,15 @@ from lorad.bounds import RESULTS
 from lorad.errors import NotFound
 from lorad.records.measured import Result
 from lorad.store import events
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, insert_row, update_rows
 from lorad.store.rows import VersionRow
 
 _RESULT = ", ".join(f'"{name}"' for name in Result.__struct_fields__)
 _MOST_RESULTS = 1000  # rows that are read at once
 
 _SELECT = """
-SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank,
-v.alpha, v.bytes, v.attested,
-  v.attestation, v.pinned, v.lineage, r.owner_uid, r.directory || '/' || v.path AS path,
+SELECT v.run, v.version, v.attempt, v.step, v.created_at, v.sha256, v.parent, v.rank, v.alpha, v.bytes,
+  v.attested, v.attestation, v.pinned, v.lineage, r.owner_uid, r.directory || '/' || v.path AS path,
   (SELECT json_group_array(alias) FROM aliases a WHERE a.run = v.run AND a.version = v.version) AS aliases
 FROM versions v JOIN runs r ON r.name = v.run
 """
@@ -36,7 +35,6 @@ def versions(store: Rows, run: str | None = None) -> list[VersionRow]:
 
 
 def _select(store: Rows, which: str, parameters: Sequence[Any] = ()) -> list[VersionRow]:
-    """Read the versions that the clauses `which` select, in their order."""
     versions = []
     for row in store.rows(_SELECT + which, parameters):
         truths = {key: bool(row[key]) for key in ("pinned", "lineage")}
@@ -73,7 +71,7 @@ def exists(store: Rows, run: str, number: int) -> bool:
 
 def numbers(store: Rows) -> set[tuple[str, int]]:
     """List run and number of every version."""
-    return {(row["run"], row["version"]) for row in store.rows("SELECT run, version FROM versions")}
+    return {*store.tuples("SELECT run, version FROM versions")}
 
 
 def is_anything_served(store: Rows) -> bool:
@@ -110,8 +108,7 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
     """Pin or unpin a version, with an event where that changes anything. Raises NotFound."""
     with store.write() as connection:
         if get_version(store, run, number).pinned != pinned:
-            sql = "UPDATE versions SET pinned = ? WHERE run = ? AND version = ?"
-            connection.execute(sql, (pinned, run, number))
+            update_rows(connection, "versions", {"pinned": pinned}, run=run, version=number)
             events.add(connection, run, "pin" if pinned else "unpin", {"version": number, "by": by})
         return get_version(store, run, number)
 
@@ -119,26 +116,24 @@ def set_pinned(store: Store, run: str, number: int, pinned: bool, *, by: str) ->
 def first_number(store: Rows, run: str) -> int:
     """Choose a number above all that versions of this name ever had, also those of a removed run."""
     kinds = "('version', 'removed', 'renamed')"
-    sql = (
-        f"SELECT max(json_extract(data, '$.version')) AS newest FROM events WHERE run = ? AND kind IN {kinds}"
-    )
-    newest = (store.row(sql, (run,)) or {})["newest"]
+    sql = f"SELECT max(json_extract(data, '$.version')) FROM events WHERE run = ? AND kind IN {kinds}"
+    ((newest,),) = store.tuples(sql, (run,))
     return 0 if newest is None else int(newest) + 1
 
 
 # -- results -----------------------------------------------------------------------------------------------
 def add_result(store: Store, result: Result) -> Result:
     """Keep the result of evaluating a version, with the time, and drop all but its newest RESULTS."""
-    row = structs.asdict(result) | {"at": time.time()}
+    result = structs.replace(result, at=time.time())
+    row = structs.asdict(result)
     row |= {key: msgspec.json.encode(row[key]).decode() for key in ("settings", "metrics")}
-    marks = ", ".join("?" * len(row))
     own = (result.run, result.version)
     with store.write() as connection:
-        cursor = connection.execute(f"INSERT INTO results ({_RESULT}) VALUES ({marks})", [*row.values()])
+        insert_row(connection, "results", row)
         newest = "SELECT id FROM results WHERE run = ? AND version = ? ORDER BY id DESC LIMIT ?"
         old = f"DELETE FROM results WHERE run = ? AND version = ? AND id NOT IN ({newest})"
         connection.execute(old, (*own, *own, RESULTS))
-        return _results(store, "WHERE id = ?", cursor.lastrowid)[0]
+    return result
 
 
 def results(store: Rows, run: str | None = None) -> list[Result]:
@@ -146,15 +141,11 @@ def results(store: Rows, run: str | None = None) -> list[Result]:
 
     run: only results of tensors that this run has as versions, under whatever name its owner evaluated them.
     """
-    if run is None:
-        return _results(store, "")
     owner = "(SELECT owner_uid FROM runs WHERE name = ?)"  # what is older than a run is of a namesake
     same = "sha256 IN (SELECT sha256 FROM versions WHERE run = ?)"
     its = f"SELECT 1 FROM runs r WHERE r.name = run AND r.owner_uid = {owner} AND at >= r.created_at"
-    return _results(store, f"WHERE {same} AND EXISTS ({its})", run, run)
-
-
-def _results(store: Rows, which: str, *values: Any) -> list[Result]:
+    which = "" if run is None else f"WHERE {same} AND EXISTS ({its})"
+    values = () if run is None else (run, run)
     size = "length(data) + length(settings) + length(metrics)"
     rows = store.page(f"SELECT id, {_RESULT} FROM results {which}", values, size=size, limit=_MOST_RESULTS)
     results = []

@@ -7,11 +7,9 @@ State is keyed by logical Hugging Face names, whatever the backend's sharding. R
 checked by `tests/conformance/trainer_suite.py`:
 
 - Only adapter parameters change; the base's checksum is the same at the end.
-- forward_backward accumulates: two calls with halves of a batch and one normaliser give the gradients of one
-    call.
+- forward_backward accumulates: two calls with halves of a batch have the gradients of one with all of it.
 - `save` then `load` in a fresh process continues bit for bit (deterministic backends) with the same calls.
-- A slot whose adapter matches nothing, or state whose key set differs, raises; nothing is ever silently
-    fresh.
+- An adapter that matches no module and a state with other keys are refused; nothing silently begins anew.
 """
 
 import math
@@ -22,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from lorad.adapters.adapter import Adapter, AdapterConfig
 from lorad.errors import NotFound
@@ -107,29 +106,19 @@ class SlotInfo(Struct, frozen=True):
 
 
 class TrainerHealth(Struct, frozen=True):
-    """Whether the trainer works, and how much memory it takes.
-
-    Attributes:
-        memory: The bytes on the devices of all ranks after the last call; None where they are unknown.
-        memory_peak: The most bytes during the last call; None where they are unknown.
-    """
+    """Whether the trainer works, and how much memory it takes on all devices, if that is known."""
 
     alive: bool = True
     detail: str = ""
-    memory: int | None = None
-    memory_peak: int | None = None
+    memory: int | None = None  # bytes after the last call
+    memory_peak: int | None = None  # the most bytes during the last call
 
 
 class Policy(Struct, frozen=True):
-    """Whose log-probabilities are meant: a slot's, with its present weights, or the base's (adapter off) when
-    `slot` is None.
+    """Names whose log-probabilities are asked for: a slot's, with its present weights, or the base's."""
 
-    Attributes:
-        amplify: The factor of alpha, a power of two, so that it rounds nothing. The slot stays as is.
-    """
-
-    slot: str | None = None
-    amplify: float = 1.0
+    slot: str | None = None  # None: the base without an adapter
+    amplify: float = 1.0  # a factor of alpha, a power of two, which rounds nothing; the slot stays as is
 
 
 class BaseChecksum(TrainerVerb[str], frozen=True, tag="base_checksum"): ...
@@ -181,8 +170,7 @@ class CloseSlot(TrainerVerb[None], frozen=True, tag="close"):
 class Trainer(ABC):
     """One trainer. All methods belong to one asyncio loop; calls on one slot come one after another.
 
-    A trainer of this process has methods of its own. One that is elsewhere has `do`, which the methods here
-    ask, and carries the verbs to it.
+    A trainer in this process overrides the methods. One that is elsewhere overrides `do`, which they call.
     """
 
     async def do(self, verb: TrainerVerb[T]) -> T:
@@ -205,9 +193,7 @@ class Trainer(ABC):
         return await self.do(BaseChecksum())
 
     async def open(self, slot: str, spec: SlotSpec) -> SlotInfo:
-        """Make a slot. Raises Conflict when it exists, AdapterRefused when spec and base (or source) do not
-        fit.
-        """
+        """Make a slot. Raises Conflict when it exists, AdapterRefused when the spec does not fit the base."""
         return await self.do(OpenSlot(slot, spec))
 
     async def forward_backward(
@@ -224,8 +210,7 @@ class Trainer(ABC):
         return await self.do(ForwardBackward(batch, targets, loss, normaliser, slot))
 
     async def forward_backward_many(self, work: Sequence[ForwardBackward]) -> list[Gradients]:
-        """Do forward_backward for several slots at once, each slot once; a trainer may share passes among
-        them.
+        """Do forward_backward for several slots, which may share passes.
 
         Each slot has the gradients, statistics and dropout of a call of its own, up to rounding. Raises
         NotFound and ValueError (also for a slot that is named twice) before anything is computed.
@@ -236,10 +221,9 @@ class Trainer(ABC):
     async def optim_step(
         self, slot: str, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> StepResult:
-        """Clip (0: do not), step and clear the gradients.
+        """Clip (0: do not), step and clear the gradients; those that are not finite are not applied.
 
-        Gradients that are not finite are cleared, and nothing is applied. `optimizer` has the settings of
-        this step; None for the slot's.
+        `optimizer` has the settings of this step; None for the slot's.
         """
         return await self.do(OptimStep(lr, max_grad_norm, optimizer=optimizer, slot=slot))
 
@@ -247,7 +231,7 @@ class Trainer(ABC):
         await self.do(DiscardGrads(slot))
 
     async def predictions(self, policy: Policy, batch: Batch, temperature: float = 1.0) -> Predictions:
-        """Return log-probability of each target, and whether it is the likeliest token; dropout off.
+        """Return each target's log-probability, and whether it is the likeliest token; dropout is off.
 
         Raises NotFound and ValueError (see `check_batch`) before anything is computed.
         """
@@ -258,13 +242,13 @@ class Trainer(ABC):
         return (await self.predictions(policy, batch, temperature)).logprobs
 
     async def unmet_experts(self, batch: Batch) -> Sequence[str] | None:
-        """Return the experts of the base, as `model.layers.4.mlp.experts.17`, of which no log-probability of
-        the batch depends: the router sends none of its tokens there. None where the trainer does not know.
+        """Return the experts, as `model.layers.4.mlp.experts.17`, on which no log-probability of the batch
+        depends, since no token is routed there. None where the trainer does not know.
         """
         return await self.do(UnmetExperts(batch))
 
     async def values(self, slot: str, batch: Batch) -> np.ndarray:
-        """Return float32 [M]: a critic's value at the position that predicts each target, dropout off.
+        """Return a critic's value at the position that predicts each target, float32 [M]; dropout is off.
 
         Raises NotFound, Conflict for a slot that is no critic, and ValueError (see `check_batch`) before
         anything is computed.
@@ -274,21 +258,19 @@ class Trainer(ABC):
     async def value_backward(
         self, slot: str, batch: Batch, targets: ValueTargets, loss: ValueLoss, normaliser: float
     ) -> LossStats:
-        """Add the gradient of sum(token losses) / normaliser to a critic's, its head among them.
+        """Add the gradient of sum(token losses) / normaliser to a critic's, including its head's.
 
-        It splits and accumulates as `forward_backward` does; of the statistics there are loss, tokens and
-        clipped. Raises what `values` raises.
+        It splits and accumulates as `forward_backward` does. The statistics are loss, tokens and clipped.
+        Raises what `values` raises.
         """
         return await self.do(ValueBackward(batch, targets, loss, normaliser, slot))
 
     async def export(self, slot: str) -> Adapter:
-        """Return a snapshot of the slot's adapter in fp32, without a critic's head; later steps do not change
-        it.
-        """
+        """Return a snapshot of the slot's adapter in fp32, without a critic's head."""
         return await self.do(ExportSlot(slot))
 
     async def save(self, slot: str, directory: Path) -> list[str]:
-        """Write everything that `load` needs into an existing directory; returns the file names. No pickle.
+        """Write all that `load` needs into an existing directory, nothing pickled; return the file names.
 
         `adapter_model.safetensors` and `adapter_config.json` are among them: a checkpoint is a PEFT directory
         too. A critic's head has a file of its own.
@@ -296,8 +278,7 @@ class Trainer(ABC):
         return await self.do(SaveSlot(slot, directory))
 
     async def load(self, slot: str, directory: Path) -> None:
-        """Restore weights, Adam state and RNG of an open slot, whose dropout and seed may be others than when
-        saved.
+        """Restore weights, Adam state and RNG of an open slot; its dropout and seed may have changed since.
 
         Raises IntegrityError, and changes nothing, unless every key is there and modules, rank, alpha and
         rslora are the slot's.
@@ -305,13 +286,11 @@ class Trainer(ABC):
         await self.do(LoadSlot(slot, directory))
 
     async def offload(self) -> None:
-        """Move the base out of device memory, and let other processes have all that is free then. Raises
-        Conflict without the capability.
-        """
+        """Move the base out of device memory, and free it. Raises Conflict without the capability."""
         await self.do(Offload())
 
     async def relax(self) -> None:
-        """Let other processes have the device memory that was only needed for a while."""
+        """Free the device memory that was only needed for a while, for other processes."""
         return
 
     async def onload(self) -> None:
@@ -329,11 +308,11 @@ class Trainer(ABC):
         return TrainerHealth()
 
     def software(self) -> dict[str, str]:
-        """Return the versions of what it is made of, where that is not in this process."""
+        """Return the versions of its software by name, where that is not in this process."""
         return {}
 
     async def shut_down(self) -> None:  # noqa: B027 (a trainer that started nothing has nothing to do)
-        """End whatever the trainer started. The last call."""
+        """End whatever the trainer started; it is the last call."""
 
 
 def check_verb(verb: TrainerVerb[Any], slots: Collection[str], takes: TrainerCapabilities) -> None:
@@ -350,10 +329,9 @@ def check_verb(verb: TrainerVerb[Any], slots: Collection[str], takes: TrainerCap
 
 
 def check_work(work: Sequence[ForwardBackward], slots: Collection[str], takes: TrainerCapabilities) -> None:
-    """Raise NotFound for a slot that is not open, ValueError for one that is named twice and for a malformed
-    item.
+    """Raise NotFound for a slot that is not open, ValueError for a slot named twice or a malformed item.
 
-    Of a batch without samples the normaliser may be 0.
+    The normaliser may be 0 for a batch without samples.
     """
     names = [item.slot for item in work]
     for name in names:
@@ -396,9 +374,8 @@ def check_values(work: ValueBackward, takes: TrainerCapabilities) -> None:
 
 
 def check_batch(batch: Batch, takes: TrainerCapabilities, temperature: float) -> None:
-    """Raise ValueError when the lengths do not add up, for a prompt or sample longer than the trainer takes,
-    for token ids outside of the vocabulary, for routes that are not the base's and for a temperature that is
-    not positive.
+    """Raise ValueError for lengths that do not add up or exceed the trainer's, for token ids outside of the
+    vocabulary, for routes that are not the base's and for a temperature that is not positive.
     """
     batch.check()
     if batch.labels is not None and LABELS not in takes.losses:
@@ -431,8 +408,7 @@ def _check_normaliser(batch: Batch, normaliser: float) -> None:
 
 
 def _check_arrays(batch: Batch, targets: PolicyTargets | ValueTargets) -> None:
-    for name in targets.__struct_fields__:
-        array = getattr(targets, name)
+    for name, array in asdict(targets).items():
         if array is not None and array.size != batch.targets.size:
             raise ValueError(f"{name} has {array.size} numbers for {batch.targets.size} sampled tokens")
         if array is not None and not np.issubdtype(array.dtype, np.number):

@@ -1,5 +1,4 @@
-"""A slot on disk: PEFT's two files, Adam's two moments under logical names, the state that dropout draws
-from; of a critic, its head.
+"""A slot on disk: PEFT's two files, Adam's two moments by logical name, dropout's state, a critic's head.
 
 The files are the same whatever trainer wrote them and over however many ranks, so that any other can continue
 with them. Gradients are not among them: a checkpoint is taken after a step. Everything is read and checked
@@ -28,11 +27,7 @@ _HEAD_PREFIX = "value_head."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _Arrays = dict[str, np.ndarray]
-_Linears = Mapping[str, tuple[int, int]]
-_Shapes = Mapping[str, tuple[int, ...]]
-"""Logical name of a tensor (`….lora_A.weight`) -> its shape."""
-_Wanted = Mapping[str, tuple[tuple[int, ...], str]]
-"""name -> (shape, dtype)"""
+_Expected = Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
 
 _NOT_WHOLE = "this checkpoint is not whole or not of this adapter: resume from another one"
 
@@ -43,17 +38,13 @@ def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 class Saved(NamedTuple):
-    """What the files hold: tensors by logical name, optimizer steps done, the generator's state by kind.
-
-    The generator's state is `dropout` (uint8, of one torch generator) or `draws` (int64 [2], a seed and how
-    many calls drew).
-    """
+    """What the files hold, tensors by logical name, after so many optimizer steps."""
 
     weights: _Arrays
     exp_avg: _Arrays
     exp_avg_sq: _Arrays
     step: int
-    rng: _Arrays
+    rng: _Arrays  # `dropout` (uint8, of a generator), or `draws` (int64 [2]: a seed, how many calls drew)
 
 
 def write(
@@ -65,12 +56,7 @@ def write(
     rng: _Arrays,
     base: str,
 ) -> list[str]:
-    """Write a slot into an existing directory; return the names of the files.
-
-    Args:
-        head: A critic's tensors by logical name; empty for a policy.
-        moments: The tensors of each of MOMENTS by logical name.
-    """
+    """Write a slot into an existing directory, a critic with its head; return the names of the files."""
     write_peft(adapter, directory, base)
     named = {
         f"{moment}.{name}": tensors[name]
@@ -86,18 +72,18 @@ def write(
     return [WEIGHTS, CONFIG, _OPTIMIZER, RNG, *([_VALUE_HEAD] if head else [])]
 
 
-def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
-    """Read a slot. Raises IntegrityError unless every tensor is there with its shape and no other is, and
-    they are of an adapter like `config` (dropout may differ).
+def read(directory: Path, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]]) -> Saved:
+    """Read a slot whose tensors have these shapes, by logical name.
+
+    Raises IntegrityError unless it has exactly these, of an adapter like `config` (dropout may differ).
     """
     weights = {name: (tuple(shape), "float32") for name, shape in shapes.items()}
-    head = [name for name in weights if name.startswith(_HEAD_PREFIX)]
-    arrays = _read_as(
-        directory / WEIGHTS, {PEFT_PREFIX + name: name for name in weights.keys() - head}, weights
-    )
-    if head:
-        plain = {name.removeprefix(_HEAD_PREFIX): name for name in head}
-        arrays |= _read_as(directory / _VALUE_HEAD, plain, weights)
+    head = {name.removeprefix(_HEAD_PREFIX): name for name in weights if name.startswith(_HEAD_PREFIX)}
+    body = {PEFT_PREFIX + name: name for name in weights.keys() - head.values()}
+    arrays: _Arrays = {}
+    for file, names in {WEIGHTS: body, **({_VALUE_HEAD: head} if head else {})}.items():
+        stored = _read(directory / file, {key: weights[name] for key, name in names.items()})
+        arrays |= {name: stored[key] for key, name in names.items()}
     moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
     optimizer = _read(directory / _OPTIMIZER, {**moments, "step": ((1,), "int64")})
     hint = "resume with the settings that the checkpoint was made with, or from another one"
@@ -110,11 +96,9 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     if difference := _difference(saved, config, fields):
         raise IntegrityError(f"{directory / CONFIG}: {difference}", hint=hint)
     rng = _arrays(directory / RNG)
-    if rng.keys() == {"draws"}:
-        _check(directory / RNG, rng, {"draws": ((2,), "int64")})
-    else:
-        shape = rng["dropout"].shape if "dropout" in rng else ()
-        _check(directory / RNG, rng, {"dropout": (shape, "uint8")})
+    shape = rng["dropout"].shape if "dropout" in rng else ()
+    is_of_ranks = rng.keys() == {"draws"}
+    _check(directory / RNG, rng, {"draws": ((2,), "int64")} if is_of_ranks else {"dropout": (shape, "uint8")})
     return Saved(
         weights={name: arrays[name] for name in weights},
         exp_avg={name: optimizer[f"exp_avg.{name}"] for name in weights},
@@ -124,10 +108,8 @@ def read(directory: Path, config: AdapterConfig, shapes: _Shapes) -> Saved:
     )
 
 
-def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Adapter:
-    """Read a PEFT directory to start a slot of `config` from, on a base with linears (out, in). Raises
-    AdapterRefused.
-    """
+def read_source(directory: Path, config: AdapterConfig, linears: Mapping[str, tuple[int, int]]) -> Adapter:
+    """Read the PEFT directory that a slot begins with; `linears` has (out, in). Raises AdapterRefused."""
     source = adapter_for(linears, read_peft(directory, None))
     fields = ("dora", "modules", "rank", "rank_of_experts", "scale")
     if difference := _difference(source.config, config, fields):
@@ -141,7 +123,7 @@ def read_source(directory: Path, config: AdapterConfig, linears: _Linears) -> Ad
 
 
 def _difference(file: AdapterConfig, slot: AdapterConfig, fields: Sequence[str]) -> str:
-    """Describe all of some fields that differ; empty when all are equal."""
+    """Describe the fields that differ; "" when all are equal."""
     pairs = {field.replace("_", " "): (getattr(file, field), getattr(slot, field)) for field in fields}
     return "; ".join(
         f"its {name} is {_shown(theirs, ours)}, the slot's {_shown(ours, theirs)}"
@@ -151,20 +133,12 @@ def _difference(file: AdapterConfig, slot: AdapterConfig, fields: Sequence[str])
 
 
 def later_seed(seed: int, step: int) -> int:
-    """Derive the seed of dropout that continues after another kind of trainer from the run's seed and the
-    step.
-    """
+    """Derive dropout's seed for a slot that continues after another kind of trainer."""
     return int.from_bytes(hashlib.sha256(f"{seed} from step {step}".encode()).digest()[:8], "big") >> 1
 
 
-def _read_as(path: Path, names: Mapping[str, str], expected: _Wanted) -> _Arrays:
-    """Return the arrays of one file by their logical names, which `names` has by the names in the file."""
-    arrays = _read(path, {key: expected[name] for key, name in names.items()})
-    return {name: arrays[key] for key, name in names.items()}
-
-
-def _read(path: Path, expected: _Wanted) -> _Arrays:
-    """Return the arrays of one file, which must be exactly as expected."""
+def _read(path: Path, expected: _Expected) -> _Arrays:
+    """Return the arrays of a file. Raises IntegrityError unless they are exactly as expected."""
     arrays = _arrays(path)
     _check(path, arrays, expected)
     return arrays
@@ -178,7 +152,7 @@ def _arrays(path: Path) -> _Arrays:
     return arrays
 
 
-def _check(path: Path, arrays: _Arrays, expected: _Wanted) -> None:
+def _check(path: Path, arrays: _Arrays, expected: _Expected) -> None:
     wrong = {
         "missing": expected.keys() - arrays.keys(),
         "unexpected": arrays.keys() - expected.keys(),
@@ -198,7 +172,7 @@ def _few(keys: list[str]) -> str:
 
 
 def _shown(value: object, other: object) -> str:
-    """Show a value; of a list of modules what the other one lacks."""
+    """Show a value; for a list of modules those that the other list lacks."""
     if isinstance(value, tuple) and isinstance(other, tuple):
         return f"{len(value)} modules ({_few(sorted(set(value) - set(other))) or 'all of them shared'})"
     return str(value)

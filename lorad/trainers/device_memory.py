@@ -1,4 +1,4 @@
-"""Memory of a GPU that is nobody's: what torch's allocator keeps for later is lost to other processes."""
+"""Gives memory of a GPU back that torch's allocator would keep, which is lost to other processes."""
 
 import gc
 
@@ -6,7 +6,7 @@ import torch
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the GPU what this process no longer uses, so that a server which wakes can have it."""
+    """Return to the GPU what this process no longer uses, so that a waking server can have it."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

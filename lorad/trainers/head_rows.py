@@ -4,12 +4,11 @@ import torch
 
 LOGITS = 2**22
 ROWS = 128
-"""A chunk of logits on a CPU: so many numbers (16 MiB in fp32, of which two live at a time), but at least so
-many rows. Fewer read the whole head too often: with 152 k words 27 rows cost 1.5 times the time of 128, which
-are 74 MiB."""
+"""A chunk of logits on a CPU has LOGITS numbers (16 MiB in fp32, of which two live at a time), but at least
+ROWS rows. Fewer would read the whole head too often: with 152 k words, 27 rows take 1.5 times as long as 128,
+which are 74 MiB."""
 
-_GPU_LOGITS = 2**27
-"""A chunk of logits on a GPU: 512 MiB in fp32."""
+_GPU_LOGITS = 2**27  # A chunk of logits on a GPU: 512 MiB in fp32
 
 
 def rows_at_once(columns: int, device: torch.device) -> int:

@@ -11,13 +11,11 @@ from lorad.errors import AdapterRefused
 from lorad.protocol.batch import Optimizer
 
 _NORMAL_STD = 0.2
-_NORMED_AT_ONCE = 2**18
-"""A CPU adds up squares in a few fp32 lanes: over 2**27 of them the norm is off by up to 2 %, over so many by
-4e-5.
-"""
+_NORMED_AT_ONCE = (
+    2**18
+)  # a CPU adds squares in a few fp32 lanes: over 2**27 the norm is off by 2 %, here 4e-5
 
-Spans = Sequence[tuple[slice, bool]]
-"""Runs of a flat vector, which cover it, and whether each is of B."""
+Spans = Sequence[tuple[slice, bool]]  # the runs that a flat vector is made of, and whether each is of B
 
 
 def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -37,9 +35,9 @@ def initial_a(kind: str, shape: tuple[int, int], generator: torch.Generator) -> 
 
 
 def spans_of(sizes: Iterable[tuple[int, bool]], begin: int, end: int) -> Spans:
-    """Cut the numbers from `begin` to `end` of a flat vector where what is of A ends and what is of B begins,
-    or the other way round. Places count from `begin`. `sizes` says how many numbers each parameter of the
-    vector has, in order, and whether it is a B.
+    """Cut the numbers from `begin` to `end` of a flat vector into runs of A and B, which count from `begin`.
+
+    sizes: How many numbers each parameter of the vector has, in order, and whether it is a B.
     """
     spans: list[tuple[slice, bool]] = []
     start = -begin
@@ -65,8 +63,9 @@ def adamw(
     optimizer: Optimizer,
     spans: Spans,
 ) -> None:
-    """Make step number `step` (from 1) in place. The arithmetic and its order are torch.optim.AdamW's, with a
-    ratio of rates as with two parameter groups there.
+    """Make step number `step` (from 1) in place, with torch.optim.AdamW's arithmetic in its order.
+
+    With a ratio of rates A and B are two parameter groups.
     """
     beta1, beta2 = optimizer.betas
     for span, is_b in [(slice(None), False)] if optimizer.loraplus_lr_ratio == 1 else spans:
@@ -80,6 +79,6 @@ def adamw(
 
 
 def l2_norm(flat: Tensor) -> float:
-    """Return the norm of the norms of its parts."""
+    """Return the norm of a vector, as the norm of the norms of its parts."""
     norms = [torch.linalg.vector_norm(part) for part in flat.split(_NORMED_AT_ONCE)]
     return float(torch.linalg.vector_norm(torch.stack(norms)))

@@ -49,30 +49,24 @@ class Facts(Struct, frozen=True, dict=True):
 
     def start(self, metric: str) -> float | None:
         """Return the mean of a metric over the first steps; None where it was not measured."""
-        values = self.curve(metric)[:_EARLY]
-        return fmean(values) if values else None
+        return self.mean(metric, slice(_EARLY))
 
     def from_start(self, metric: str) -> float:
-        """Return how much of a metric the base itself shows: the least of the first step, which is untrained,
-        and of the first ones; 0 where it was not measured.
-        """
+        """Return how much of a metric the base shows: the least of its first step and of its first ones."""
         values = self.curve(metric)[:_EARLY]
         return min(values[0], fmean(values)) if values else 0.0
 
     def end(self, metric: str) -> float | None:
         """Return the mean of a metric over the last steps; None where it was not measured."""
-        values = self.curve(metric)[-_EARLY:]
-        return fmean(values) if values else None
+        return self.mean(metric, slice(-_EARLY, None))
 
-    def mean(self, metric: str) -> float | None:
-        """Return the mean of a metric over all steps; None where it was not measured."""
-        values = self.curve(metric)
+    def mean(self, metric: str, steps: slice = slice(None)) -> float | None:
+        """Return the mean of a metric over all steps or some; None where it was not measured."""
+        values = self.curve(metric)[steps]
         return fmean(values) if values else None
 
     def trend(self, metric: str) -> float:
-        """Return by how many standard errors the last third of a curve is above its first; 0 for a short
-        one.
-        """
+        """Return how many standard errors the last third of a curve is above its first; 0 for a short one."""
         values = self.curve(metric)
         if len(values) < _LEAST:
             return 0.0
@@ -88,26 +82,15 @@ class Facts(Struct, frozen=True, dict=True):
         return self.trend("reward") > 2 or (not self.curve("reward") and self.trend("loss") < -2)
 
     # -- steps and groups ------------------------------------------------------------------------------------
-    @cached_property
-    def group_size(self) -> int:
-        return self.spec.algorithm.group_size
-
     @property
     def flat_from_start(self) -> float:
         """Return the share of the base's groups that have one reward, see `from_start`."""
         return min(self.from_start("zero_variance_groups") / self.spec.data.prompts_per_step, 1.0)
 
-    @property
-    def flat(self) -> float:
-        """Return the share of all groups that have one reward."""
-        return min((self.mean("zero_variance_groups") or 0.0) / self.spec.data.prompts_per_step, 1.0)
-
     @cached_property
     def reward_span(self) -> tuple[float, float] | None:
         """Return the least and the greatest reward of any sample; None without rewards."""
-        lows = self.curve("reward_min") or [
-            sample.reward for sample in self.samples if sample.reward is not None
-        ]
+        lows = self.curve("reward_min") or [s.reward for s in self.samples if s.reward is not None]
         highs = self.curve("reward_max") or lows
         return (min(lows), max(highs)) if lows else None
 
@@ -115,9 +98,7 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def samples(self) -> list[Sample]:
         """Return all samples that were read, each once."""
-        by_place = {
-            (sample.step, sample.prompt_id, sample.index): sample for sample in [*self.early, *self.late]
-        }
+        by_place = {(s.step, s.prompt_id, s.index): s for s in (*self.early, *self.late)}
         return list(by_place.values())
 
     @cached_property
@@ -142,9 +123,8 @@ def gather(client: Client, run: str) -> Facts:
     try:
         spec = msgspec.convert(details.spec, Spec)
     except msgspec.ValidationError as error:
-        raise LoradError(
-            f"the spec of {run} is of another lorad: {error}", hint="`lorad show` has its figures."
-        ) from None
+        hint = "`lorad show` has its figures."
+        raise LoradError(f"the spec of {run} is of another lorad: {error}", hint=hint) from None
     every = -(-details.step // _MOST_STEPS)
     steps = {step.step: step for step in client.steps(run, limit=_EARLY)}
     steps |= {step.step: step for step in client.steps(run, every=max(every, 1))}

@@ -202,7 +202,9 @@ def entropy_gone(facts: Facts) -> Finding | None:
     """Find a policy that tries nothing any more."""
     first = facts.start("entropy")
     last = facts.end("entropy")
-    if first is None or last is None or last > min(_CERTAIN, first / 5) or not facts.flat or facts.learns:
+    if first is None or last is None or last > min(_CERTAIN, first / 5) or facts.learns:
+        return None
+    if not facts.mean("zero_variance_groups"):
         return None
     return Finding(
         "entropy",
@@ -247,7 +249,7 @@ def kl_holds(facts: Facts) -> Finding | None:
     )
 
 
-def rises_not(facts: Facts) -> Finding | None:
+def gets_worse(facts: Facts) -> Finding | None:
     """Find a reward, or a loss, that goes the wrong way without another reason."""
     if facts.trend("reward") < -3:
         name = "reward"

@@ -13,13 +13,12 @@ _FAILING = 0.1  # share of rewards
 _SOLVED = 0.9  # of the highest reward
 _RARE = 0.02  # share of groups with any reward
 _FEW = 4  # samples that are an accident
-_COLD = 0.4  # temperature
 
 
 def graders_fail(facts: Facts) -> Finding | None:
     """Find rewards that fail: their samples teach nothing."""
     counts = facts.curve("failed_rewards")
-    group = facts.spec.data.prompts_per_step * facts.group_size
+    group = facts.spec.data.prompts_per_step * facts.spec.algorithm.group_size
     share = sum(counts) / (len(counts) * group) if counts else 0.0
     if share < _FAILING:
         return None
@@ -91,22 +90,18 @@ def cut_off(facts: Facts) -> Finding | None:
     limit = facts.spec.rollout.max_new_tokens
     if cut < _MANY or facts.learns:
         return None
-    whole = [sample.reward for sample in facts.early if sample.reward is not None and sample.finish == "stop"]
-    short = [
-        sample.reward for sample in facts.early if sample.reward is not None and sample.finish == "length"
-    ]
+    whole = [s.reward for s in facts.early if s.reward is not None and s.finish == "stop"]
+    short = [s.reward for s in facts.early if s.reward is not None and s.finish == "length"]
     span = facts.reward_span
     if short and span is not None and fmean(short) > span[0] and fmean(short) >= fmean(whole or [0.0]):
         return None  # being cut costs nothing
+    earned = ""
+    if whole and short:
+        earned = f", and earn {fmean(short):.3g} where whole ones earn {fmean(whole):.3g}"
     return Finding(
         "cut-off",
         "cause",
-        f"{cut:.0%} of the first completions are cut at rollout.max_new_tokens, {limit}"
-        + (
-            f", and earn {fmean(short):.3g} where whole ones earn {fmean(whole):.3g}."
-            if whole and short
-            else "."
-        ),
+        f"{cut:.0%} of the first completions are cut at rollout.max_new_tokens, {limit}{earned}.",
         {"truncated": cut, "max_new_tokens": limit},
         f"rollout.max_new_tokens={4 * limit}",
     )
@@ -159,9 +154,7 @@ def answers_elsewhere(facts: Facts) -> Finding | None:
     for sample in facts.answered:
         answers.setdefault(answer_of(sample), set()).add(sample.prompt)
     own = sum(answer_of(sample) == sample.completion.strip() for sample in facts.answered)
-    others = [
-        sample for sample in facts.answered if answers.get(sample.completion.strip(), set()) - {sample.prompt}
-    ]
+    others = [s for s in facts.answered if answers.get(s.completion.strip(), set()) - {s.prompt}]
     elsewhere = sum(answer_of(sample) != sample.completion.strip() for sample in others)
     if elsewhere < max(_FEW, 2 * own):
         return None
@@ -211,23 +204,21 @@ def floor(facts: Facts) -> Finding | None:
     """Find a base that never earns more than the floor, so that nothing can be reinforced."""
     passed = _passed(facts)
     span = facts.reward_span
+    size = facts.spec.algorithm.group_size
     if passed is None or span is None or passed > _RARE or facts.learns or span[0] == span[1] > 0:
         return None
     return Finding(
         "floor",
         "cause",
-        f"The base earns more than {span[0]:g} in {passed:.1%} of its first groups "
-        f"(pass@{facts.group_size}): what it never does cannot be reinforced. Start with easier rows, a "
-        "reward in parts, or SFT.",
-        {"pass": passed, "k": facts.group_size, "floor": span[0]},
+        f"The base earns more than {span[0]:g} in {passed:.1%} of its first groups (pass@{size}): what it "
+        "never does cannot be reinforced. Start with easier rows, a reward in parts, or SFT.",
+        {"pass": passed, "k": size, "floor": span[0]},
         f"lorad samples {facts.run.name} --step 1",
     )
 
 
 def _passed(facts: Facts) -> float | None:
-    """Return the share of the first groups in which a sample earns more than the floor; None where samples
-    have no rewards.
-    """
+    """Return the share of the first groups in which a sample beats the floor; None without rewards."""
     best: dict[tuple[int, str], float] = {}
     for sample in facts.early:
         if sample.reward is not None:
@@ -242,7 +233,7 @@ def alike(facts: Facts) -> Finding | None:
     """Find samples of a prompt that are nearly all the same, before training has made them so."""
     kinds = facts.curve("distinct")[:1]
     flat = facts.flat_from_start
-    size = facts.group_size
+    size = facts.spec.algorithm.group_size
     if not kinds or size < 3 or flat < _MANY or kinds[0] > 1 / size + 0.15:
         return None
     temperature = facts.spec.rollout.temperature
@@ -276,8 +267,8 @@ def solved(facts: Facts) -> Finding | None:
 
 def small_groups(facts: Facts) -> Finding | None:
     """Find groups too small to have rewards that differ."""
-    flat = facts.flat
-    size = facts.group_size
+    flat = min((facts.mean("zero_variance_groups") or 0.0) / facts.spec.data.prompts_per_step, 1.0)
+    size = facts.spec.algorithm.group_size
     if size > 3 or flat < _MANY or facts.learns:
         return None
     return Finding(

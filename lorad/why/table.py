@@ -1,54 +1,46 @@
 """List all rules in the order of their questions: what explains another finding stands before it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from lorad.client.client import Client
+from lorad.text import counted
 from lorad.why import evidence, learning, rewards
 from lorad.why.facts import Facts, gather
 from lorad.why.finding import Finding, Why
 
-
-class _Rule(NamedTuple):
-    """A question, and the function that finds what is wrong; None where nothing is."""
-
-    question: str
-    judge: Callable[[Facts], Finding | None]
-
-
-RULES = (
-    _Rule("Has it made a step?", evidence.ended_badly),
-    _Rule("Do graders fail?", rewards.graders_fail),
-    _Rule("Are loss and gradient finite?", learning.not_finite),
-    _Rule("Does the engine serve what is trained?", learning.unserved),
-    _Rule("Is anything of the rows trained?", evidence.few_trained),
-    _Rule("Do completions have a text?", rewards.empty),
-    _Rule("Does the end of a turn end a completion?", rewards.no_end),
-    _Rule("Does the reward see what it looks for?", rewards.blind_reward),
-    _Rule("Is the base asked in its own form?", rewards.unused_template),
-    _Rule("Are completions cut?", rewards.cut_off),
-    _Rule("Does it reward what is right?", rewards.inverted),
-    _Rule("Do answers belong to their prompts?", rewards.answers_elsewhere),
-    _Rule("Does the reward differ?", rewards.constant),
-    _Rule("Does the base ever earn anything?", rewards.floor),
-    _Rule("Do the samples of a prompt differ?", rewards.alike),
-    _Rule("Is there anything to learn?", rewards.solved),
-    _Rule("Are groups large enough?", rewards.small_groups),
-    _Rule("Do the rewards of a group differ?", rewards.flat_groups),
-    _Rule("Does the adapter move?", learning.still),
-    _Rule("Do attestations prove what is served?", learning.unproved),
-    _Rule("Do trainer and engine agree?", learning.apart),
-    _Rule("Is the learning rate beside published ones?", learning.rate),
-    _Rule("Does a KL penalty hold it?", learning.kl_holds),
-    _Rule("Does it learn to be long?", learning.length_hacking),
-    _Rule("Does it repeat itself?", learning.repetition),
-    _Rule("Does it still try anything?", learning.entropy_gone),
-    _Rule("Did it run away from its reference?", learning.kl_away),
-    _Rule("Does it learn its rows by heart?", evidence.overfit),
-    _Rule("Are held-out rows held out?", evidence.leaking),
-    _Rule("Do the rows differ?", evidence.duplicates),
-    _Rule("Is there enough held out to tell?", evidence.few_evals),
-    _Rule("Does it get worse?", learning.rises_not),
+RULES: tuple[Callable[[Facts], Finding | None], ...] = (
+    evidence.ended_badly,  # Has it made a step?
+    rewards.graders_fail,  # Do graders fail?
+    learning.not_finite,  # Are loss and gradient finite?
+    learning.unserved,  # Does the engine serve what is trained?
+    evidence.few_trained,  # Is anything of the rows trained?
+    rewards.empty,  # Do completions have a text?
+    rewards.no_end,  # Does the end of a turn end a completion?
+    rewards.blind_reward,  # Does the reward see what it looks for?
+    rewards.unused_template,  # Is the base asked in its own form?
+    rewards.cut_off,  # Are completions cut?
+    rewards.inverted,  # Does it reward what is right?
+    rewards.answers_elsewhere,  # Do answers belong to their prompts?
+    rewards.constant,  # Does the reward differ?
+    rewards.floor,  # Does the base ever earn anything?
+    rewards.alike,  # Do the samples of a prompt differ?
+    rewards.solved,  # Is there anything to learn?
+    rewards.small_groups,  # Are groups large enough?
+    rewards.flat_groups,  # Do the rewards of a group differ?
+    learning.still,  # Does the adapter move?
+    learning.unproved,  # Do attestations prove what is served?
+    learning.apart,  # Do trainer and engine agree?
+    learning.rate,  # Is the learning rate beside published ones?
+    learning.kl_holds,  # Does a KL penalty hold it?
+    learning.length_hacking,  # Does it learn to be long?
+    learning.repetition,  # Does it repeat itself?
+    learning.entropy_gone,  # Does it still try anything?
+    learning.kl_away,  # Did it run away from its reference?
+    evidence.overfit,  # Does it learn its rows by heart?
+    evidence.leaking,  # Are held-out rows held out?
+    evidence.duplicates,  # Do the rows differ?
+    evidence.few_evals,  # Is there enough held out to tell?
+    learning.gets_worse,  # Does it get worse?
 )
 
 
@@ -59,11 +51,11 @@ def explain(client: Client, run: str) -> Why:
 
 def judge(facts: Facts) -> Why:
     """Answer by the figures alone."""
-    findings = [finding for rule in RULES if (finding := rule.judge(facts)) is not None]
+    findings = [finding for rule in RULES if (finding := rule(facts)) is not None]
     name = "reward" if facts.curve("reward") else "loss"
     first = facts.start(name)
     last = facts.end(name)
-    steps = f"{facts.run.step} step{'s' * (facts.run.step != 1)}"
+    steps = counted(facts.run.step, "step")
     how = "that is within its noise"
     if facts.learns:
         how = "it learns"

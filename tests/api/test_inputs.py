@@ -16,14 +16,14 @@ numpy = pytest.importorskip("numpy")
 
 def test_a_dict_is_a_spec() -> None:
     given = {"data": {"train": Path("sort")}, "trainer": {"lr": 1e-5, "steps": numpy.int64(7)}}
-    spec = load_spec(spec_text(given).text)
+    spec = load_spec(spec_text(given)[0])
     assert (spec.data.train, spec.trainer.lr, spec.trainer.steps) == ("sort", 1e-5, 7)
 
 
 def test_a_text_is_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert spec_text("seed: 3").text == "seed: 3"
-    assert spec_text("{seed: 3}\n").cwd == str(tmp_path)
+    assert spec_text("seed: 3")[0] == "seed: 3"
+    assert spec_text("{seed: 3}\n")[2] == str(tmp_path)
 
 
 def test_a_file_is_a_spec(tmp_path: Path) -> None:

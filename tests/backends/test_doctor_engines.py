@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lorad.backends.engine_trial import compared
+from lorad.backends.engine_trial import compare_scores
 from lorad.backends.recipes import install_lines
 from tests.kit.world import World, world
 
@@ -49,5 +49,5 @@ def test_an_unknown_engine_is_bad_usage(made: World) -> None:
 @pytest.mark.parametrize("wrong", [0.01, np.nan])
 def test_wrong_logprobs_of_a_server_are_found(wrong: float) -> None:
     ours = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
-    assert compared(ours, ours, "float32").ok
-    assert not compared([ours[0], ours[1] + np.float32(wrong)], ours, "float32").ok
+    assert compare_scores(ours, ours, "float32").ok
+    assert not compare_scores([ours[0], ours[1] + np.float32(wrong)], ours, "float32").ok

@@ -137,9 +137,9 @@ async def test_obedient_child_has_time_to_end(tmp_path: Path) -> None:
     )
     process = child(tmp_path, f"{code}; time.sleep(600)")
     await process.start()
-    await asyncio.to_thread(wait_for, process.tail)
+    await asyncio.to_thread(wait_for, process.output.tail)
     await process.stop()
-    assert (await process.ended(), process.tail()) == ("exited with code 0", "up\nbye")
+    assert (await process.ended(), process.output.tail()) == ("exited with code 0", "up\nbye")
 
 
 async def test_children_may_clean_up_after_the_child(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_tail_and_exit_code_are_of_this_life(tmp_path: Path) -> None:
     process = child(tmp_path, "import sys; print('one\\n\\n  two', flush=True); sys.exit('no memory')")
     await process.start()
     assert await process.ended() == "exited with code 1"
-    assert (process.tail(), process.tail(1)) == ("one\n  two\nno memory", "no memory")
+    assert (process.output.tail(), process.output.tail(1)) == ("one\n  two\nno memory", "no memory")
     assert (tmp_path / "log").read_text().startswith("of an earlier life\n")
 
 
@@ -186,7 +186,7 @@ async def test_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     process = Child(["/no/python"], {}, tmp_path / "log", tmp_path / "record", tmp_path)
     await process.start()
     assert await process.ended() == "exited with code 127"
-    assert "cannot start /no/python: " in process.tail()
+    assert "cannot start /no/python: " in process.output.tail()
 
 
 async def test_child_inherits_no_descriptors_of_the_pool(
@@ -206,9 +206,9 @@ print(json.dumps([fds, os.getcwd(), os.environ['A'], os.environ['LORAD_HOME'], s
     process = child(tmp_path, code, A="b")
     await process.start()
     os.close(leak)
-    assert await process.ended() == "exited with code 0", process.tail()
+    assert await process.ended() == "exited with code 0", process.output.tail()
     log, python = str(tmp_path / "log"), [signal.SIGPIPE, signal.SIGXFSZ]  # which Python itself ignores
-    assert json.loads(process.tail()) == [
+    assert json.loads(process.output.tail()) == [
         {"0": os.devnull, "1": log, "2": log},
         str(tmp_path),
         "b",
@@ -221,7 +221,7 @@ print(json.dumps([fds, os.getcwd(), os.environ['A'], os.environ['LORAD_HOME'], s
 async def test_terminal_signals_to_the_guard_end_nothing(tmp_path: Path) -> None:
     process = child(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
     await process.start()
-    await asyncio.to_thread(wait_for, process.tail)
+    await asyncio.to_thread(wait_for, process.output.tail)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         os.kill(guard_pid(tmp_path), number)
     await process.stop()
@@ -242,7 +242,7 @@ async def test_end_waits_for_a_child_that_is_ending(tmp_path: Path) -> None:
     code = "import os, time; big = os.memfd_create('big'); [os.write(big, bytes(1 << 24)) for _ in range(32)]"
     process = child(tmp_path, f"{code}; print('up', flush=True); time.sleep(600)")
     await process.start()
-    await asyncio.to_thread(wait_for, process.tail)
+    await asyncio.to_thread(wait_for, process.output.tail)
     os.kill(guard_pid(tmp_path), signal.SIGKILL)
     await process.ended()
     assert process.pid is not None and not lives(process.pid)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lorad.box.paths import Home
-from lorad.cli.output import doing, start_dead_daemons, tell_of_starts
+from lorad.cli.output import doing, hook_transport
 from lorad.client import launch
 from lorad.client.client import Client
 from lorad.client.transport import Transport
@@ -18,10 +18,11 @@ from lorad.errors import DaemonUnreachable
 @pytest.fixture
 def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The homes whose daemons were started; none of them answers."""
-    monkeypatch.setattr(Transport, "on_dead", None)
+    for hook in ("on_dead", "on_wait", "on_other_version"):
+        monkeypatch.setattr(Transport, hook, None)
     found: list[Path] = []
     monkeypatch.setattr(launch, "start", lambda client: found.append(client.home.root))
-    start_dead_daemons()
+    hook_transport(["list"])
     return found
 
 
@@ -66,7 +67,8 @@ def test_a_start_that_takes_long_is_told(home: Path, monkeypatch: pytest.MonkeyP
 def test_starts_are_told_on_terminals_alone(
     words: list[str], is_terminal: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Transport, "on_wait", None)
+    for hook in ("on_dead", "on_wait", "on_other_version"):
+        monkeypatch.setattr(Transport, hook, None)
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
-    tell_of_starts(words)
+    hook_transport(words)
     assert (Transport.on_wait is doing) == is_told

@@ -71,13 +71,13 @@ def test_the_phase_stays_in_a_narrow_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("lorad.cli.follow.time.monotonic", lambda: now[0])
     live = follow.LiveLine()
     metrics: Metrics = {"response_length": 3.0, "tokens_per_second": 10.0, "reward": 0.5}
-    live._live.console.width = 80
+    live.live.console.width = 80
     run = a_run(doing="sampling 41 of 64, 812 tok/s", rates=Rates(step_seconds=60.0))
 
     def drawn(seconds: float, *steps: Step) -> str:
         now[0] += seconds
         live.update(run, list(steps), [])
-        return str(live._live.get_renderable())
+        return str(live.live.get_renderable())
 
     assert "sampling" not in drawn(0, Step(1, metrics=metrics))  # its figures say enough
     assert drawn(4) == "a running 1/3  sampling 41 of 64, 812 tok/s  reward 0.500  ETA 2m00s"
@@ -248,9 +248,9 @@ def test_every_wait_can_be_silent(verb: str) -> None:
 
 def test_a_silent_trial_says_no_phases(capsys: pytest.CaptureFixture[str]) -> None:
     events = [TrialEvent("phase", "loading weights"), TrialEvent("end", seconds=2.0)]
-    assert episodes._followed(iter(events), quiet=True) == ([], 2.0)
+    assert episodes._follow(iter(events), quiet=True) == ([], 2.0)
     assert capsys.readouterr().err == ""
-    episodes._followed(iter(events), quiet=False)
+    episodes._follow(iter(events), quiet=False)
     assert capsys.readouterr().err == "loading weights\n"
 
 

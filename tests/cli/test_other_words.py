@@ -60,8 +60,7 @@ def test_wrong_usage_is_one_plain_sentence(
     words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["lorad", *words])
-    for hook in ("start_dead_daemons", "tell_of_starts"):  # they outlive the command
-        monkeypatch.setattr(cli, hook, lambda *_: None)
+    monkeypatch.setattr(cli, "hook_transport", lambda _: None)  # it outlives the command
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2

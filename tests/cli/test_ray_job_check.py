@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lorad.box.config import load
-from lorad.cli.doctor.ray_jobs import ray_job_check
+from lorad.cli.doctor.cluster import ray_job_check
 
 
 @pytest.fixture(autouse=True)

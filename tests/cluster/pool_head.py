@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from lorad.errors import LoradError, PoolLost, StorageError
-from lorad.grants.grant import taken
+from lorad.grants.grant import hold_nodes
 from lorad.protocol.nodes import NodesSetup
 from lorad.trainers.ranks.remote import RemoteTrainer
 from tests.kit.fakes.rank_kit import LOSS, SPEC, batch, targets
@@ -44,7 +44,7 @@ async def main(setup: NodesSetup, directory: Path) -> None:
     saved = directory / "saved"
     saved.mkdir()
     try:
-        async with taken(setup, directory.name, directory, directory) as grant:
+        async with hold_nodes(setup, directory.name, directory, directory) as grant:
             granted = time.monotonic() - began
             trainer = await tiny_trainer(directory, grant.hosts, hang=_HANG)
             ready = time.monotonic() - began

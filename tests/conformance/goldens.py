@@ -13,7 +13,7 @@ from lorad.rl.correction import correction
 from lorad.rl.gae import gae
 from lorad.rl.levels import level_weights, normaliser
 from lorad.rl.loss import sequence_ratios, token_losses, token_targets
-from lorad.rl.pairs import Judged, label_loss, pair_loss
+from lorad.rl.pairs import PreferenceOutcome, label_loss, pair_loss
 from lorad.rl.value_loss import value_losses
 from lorad.spec.algorithm import Preference
 
@@ -105,7 +105,7 @@ PAIRS: dict[str, Preference] = {
 }
 
 
-def judged(name: str, at: np.ndarray) -> Judged:
+def judged(name: str, at: np.ndarray) -> PreferenceOutcome:
     """A case of preferences: pairs (0, 1) and (2, 3), or 0 and 2 desired. at: [T], the log-probabilities."""
     wanted = PAIRS[name]
     if wanted.loss != "kto":

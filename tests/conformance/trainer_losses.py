@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lorad.protocol.batch import OF_PAIRS, Batch, LossStats, PolicyLoss, PolicyTargets
-from lorad.rl.pairs import judged
+from lorad.rl.pairs import preference_loss
 from lorad.spec.algorithm import Preference
 from lorad.trainers.base import Policy, Trainer
 from tests.conformance.goldens import CASES, LENGTHS, POLICIES, given, loss_and_gradient, policy_targets
@@ -63,7 +63,7 @@ class Losses(OnPlain):
         await self.open_plain(trainer, start)
         logprobs = await trainer.logprobs(Policy("plain"), batch)
         await trainer.close("plain")
-        found = judged(logprobs, reference, batch.completion_lengths, wanted, trained, desired, 0.1)
+        found = preference_loss(logprobs, reference, batch.completion_lengths, wanted, trained, desired, 0.1)
         linear = PolicyTargets(-found.gradient.astype(np.float32))
         _, by_hand = await self._gradient_of(trainer, start, batch, linear, PolicyLoss("linear"), 1.0)
         signs = np.repeat(np.where(desired, 1, -1), batch.completion_lengths).astype(np.float32)

@@ -15,9 +15,9 @@ from lorad.daemon.context import Context
 from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.device_holders import holder_of_pool
-from lorad.daemon.queue.foresee import keep_forecasts
+from lorad.daemon.queue.forecast import keep_forecasts
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.preempt import queue_again
+from lorad.daemon.queue.restart import queue_again
 from lorad.daemon.services import gateway
 from lorad.errors import NotFound
 from lorad.states import Move
@@ -52,7 +52,7 @@ def test_hidden_is_looked_up_as_missing(ctx: Context, monkeypatch: pytest.Monkey
     aliases.move(ctx.store, "bot", "zq", 1001, by="ann", uid=ANN)
     assert find_run(ctx, Caller(ANN, "ann"), "zq").owner_uid == ANN
     assert find_alias(ctx, Caller(ANN, "ann"), "bot")
-    monkeypatch.setattr(runs, "run_row", None)
+    monkeypatch.setattr(runs, "decode_run", None)
     monkeypatch.setattr(aliases, "Alias", None)
     with pytest.raises(NotFound):
         find_run(ctx, Caller(EVE, "eve"), "zq")

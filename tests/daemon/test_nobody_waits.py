@@ -27,8 +27,8 @@ from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.process.sharing import SharedBox, Users
 from lorad.daemon.process.user_threads import UserTurns
 from lorad.daemon.runs.versions import is_loaded
-from lorad.daemon.serving.completer import take
-from lorad.daemon.storage.prune import is_free, names_in
+from lorad.daemon.serving.completer import add_chunk
+from lorad.daemon.storage.prune import is_free, listed
 from lorad.errors import Conflict, PoolLost
 from lorad.protocol import frames
 from lorad.protocol.batch import Chunk
@@ -204,15 +204,15 @@ def test_an_answer_of_gigabytes_is_not_waited_for(ctx: Context) -> None:
 def test_completions_beyond_what_was_asked_for_are_refused() -> None:
     found = {("p", 0): Completion("", [1])}
     tokens = np.arange(2, dtype=np.int32)
-    take(Chunk("p", 0, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
+    add_chunk(Chunk("p", 0, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
     assert found["p", 0].tokens == [1, 0, 1]
     for index in (0, 7):
         with pytest.raises(PoolLost, match="more than it was asked for"):
-            take(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
+            add_chunk(Chunk("p", index, "a@1", tokens, np.zeros(2, np.float32)), found, 3)
 
 
 def test_endless_directory_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
     monkeypatch.setattr("lorad.daemon.storage.prune.LISTED", 5)
-    assert len(names_in(tmp_path)) == 5 and names_in(tmp_path / "1") == names_in(tmp_path / "none") == []
+    assert len(listed(tmp_path)) == 5 and listed(tmp_path / "1") == listed(tmp_path / "none") == []

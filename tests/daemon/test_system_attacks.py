@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lorad.children.ask import under_guard
-from lorad.daemon.api.verbs.trial import _played
+from lorad.daemon.api.verbs.trial import _play
 from lorad.daemon.api.verbs.verify import attest_again
 from lorad.daemon.process.sharing import SharedBox
 from lorad.daemon.process.user_threads import Hands
@@ -71,7 +71,7 @@ async def test_trial_waits_for_its_reader(home: Path, program: str, says: str) -
         api.ctx.processes.commands = replace(api.ctx.processes.commands, trial=trial)
         events, spec = asyncio.Queue[TrialEvent](3), convert({"trainer": {"steps": 2}})
         body = TrialRequest("", "a.yaml", "/")
-        work = asyncio.create_task(_played(api.ctx, os.getuid(), spec, body, events))
+        work = asyncio.create_task(_play(api.ctx, os.getuid(), spec, body, events))
         heard = [await events.get() for _ in range(3)]
         if says:
             assert heard[-1].error is not None and says in heard[-1].error.message
@@ -80,6 +80,16 @@ async def test_trial_waits_for_its_reader(home: Path, program: str, says: str) -
             assert not work.done() and heard[-1] == TrialEvent("phase", "x")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_trial_needs_no_evaluation(home: Path) -> None:
+    async with serving(home) as api:
+        trial = (sys.executable, "-c", """print('{"kind":"end"}')""")
+        api.ctx.processes.commands = replace(api.ctx.processes.commands, trial=trial)
+        events, spec = asyncio.Queue[TrialEvent](), convert({"checkpoint": {"keep_best": 1}})
+        await _play(api.ctx, os.getuid(), spec, TrialRequest("", "a.yaml", "/"), events)
+        heard = [events.get_nowait() for _ in range(events.qsize())]
+        assert heard[-1] == TrialEvent("end")
 
 
 async def test_strange_file_names_do_not_stop_gc(home: Path) -> None:

@@ -35,7 +35,7 @@ CLOSED = {0o700, 0o600}
 ASK = """
 import pathlib, sys, lorad.client.transport
 gateway = lorad.client.transport.Transport(pathlib.Path(sys.argv[1]), 60)
-print(gateway.one("POST", "/v1/completions", {"model": "bot", "prompt": "S:21=", "max_tokens": 4}))
+print(gateway.ask("POST", "/v1/completions", {"model": "bot", "prompt": "S:21=", "max_tokens": 4}))
 """
 
 

@@ -90,7 +90,7 @@ class Driven:
             assert session is not None
             begin(session)
             if session.ahead is not None:
-                stack.callback(session.ahead.close)
+                stack.push(session.ahead)
             yield session
 
     def set(self, *overrides: str) -> None:

@@ -52,6 +52,7 @@ def test_sets_are_due_at_their_own_steps(running: Running, home: Path) -> None:
     assert (warm["n"], [*warm["passed"]], size["problems"]) == (4, ["pass@1", "pass@2", "pass@4"], 2)
     first = [line for line in completions(run)[0] if line["set"] == "size"]
     assert size["score"] == sum(len(line["completion"]) for line in first) / 2
+    assert {next(iter(line)) for line in first} == {"set"}  # by which its readers find the lines of a set
 
 
 @pytest.mark.system

@@ -16,7 +16,7 @@ from lorad.driver.sampling.rows import batch_of
 from lorad.driver.score import choose
 from lorad.driver.session import Sample, Session, State, TrainBatch
 from lorad.driver.train import _minibatch, sequence_log_ratios
-from lorad.driver.weigh import look, minibatch_ranges, weigh
+from lorad.driver.weigh import gather, minibatch_ranges, weigh
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
@@ -78,7 +78,7 @@ def step(level: str, forks: tuple[int, ...]) -> tuple[TrainBatch, PolicyTargets,
     groups = [[episode(0, forks), episode(1)], [episode(2), episode(3)]]
     rollout: Any = SimpleNamespace(groups=groups, samples=[s for group in groups for s in group])
     scored = choose(cast(Session, session), rollout, [Score(r) for r in (1.0, 0.0, 0.25, 0.5)])
-    weighed = weigh(session, rollout, scored, known := look(session, rollout, scored))
+    weighed = weigh(session, rollout, scored, known := gather(session, rollout, scored))
     ranges = minibatch_ranges(spec, rollout)
     steps = [_minibatch(session, rollout, scored, weighed, *groups) for groups in ranges]
     return known, weighed.targets, steps

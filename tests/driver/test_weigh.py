@@ -15,7 +15,7 @@ from lorad.driver.rewards import Score
 from lorad.driver.score import choose
 from lorad.driver.session import Sample, Session, State, StepSelection, Weighed
 from lorad.driver.train import adapt_kl, policy_loss
-from lorad.driver.weigh import look, weigh
+from lorad.driver.weigh import gather, weigh
 from lorad.errors import Conflict
 from lorad.protocol.batch import LOSSES, LossStats
 from lorad.rl.data import Example
@@ -67,7 +67,7 @@ def step(
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     rollout: Any = SimpleNamespace(groups=groups, samples=samples)
     scored = choose(cast(Session, session), rollout, [Score(reward) for reward in rewards])
-    known = look(cast(Session, session), rollout, scored)
+    known = gather(cast(Session, session), rollout, scored)
     found = weigh(cast(Session, session), rollout, scored, known)
     return Step(scored, found, [group in known.groups for group in range(len(groups))], session.state)
 

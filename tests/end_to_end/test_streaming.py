@@ -74,7 +74,7 @@ def test_large_file_is_known_by_ends_and_time(monkeypatch: pytest.MonkeyPatch, t
     def known(content: bytes, at: int) -> str:
         path.write_bytes(content)
         os.utime(path, (at, at))
-        return reader.reader_of(str(path), "train", tmp_path).known
+        return reader.reader_of(str(path), "train", tmp_path).identity
 
     assert known(lines, 1) == known(lines, 1)
     assert len({known(lines, 1), known(lines, 2), known(lines[:-1] + b" ", 1), known(lines + b"\n", 1)}) == 4

@@ -80,7 +80,7 @@ async def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S
 
 
 async def test_only_a_silent_idle_server_is_gone(server: Server) -> None:
-    gone = asyncio.create_task(server.gone())
+    gone = asyncio.create_task(server.wait_until_gone())
     await asyncio.sleep(1.0)
     assert not gone.done() and server.in_flight == 0
     assert server.process is not None and server.process.pid is not None
@@ -94,7 +94,7 @@ async def test_a_dead_idle_server_of_users_is_gone(server: Server) -> None:
     address = server.http.address
     attached = Server(1, server.dialect, server.settings, address, None, lambda: None)
     attached.become("up")
-    gone = asyncio.create_task(attached.gone())
+    gone = asyncio.create_task(attached.wait_until_gone())
     await server.end()
     async with asyncio.timeout(10):
         assert await gone == "it does not answer any more"

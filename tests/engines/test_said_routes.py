@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lorad.engines.remote.call import shaped
+from lorad.engines.remote.call import all_routes
 from lorad.engines.remote.settings import settings_of
 from lorad.engines.sglang import replies
-from lorad.engines.sglang.command import RESERVED, command
+from lorad.engines.sglang.dialect import SglangDialect
 from lorad.errors import LoradError
 from lorad.models.directory import resolve
 from lorad.protocol.pool_setup import ServerSetup
@@ -22,7 +22,7 @@ FLAG = "--enable-return-routed-experts"
 
 def test_all_tokens_but_the_last_have_routes() -> None:
     flat = np.arange(24, dtype=np.int32) % 4
-    found = shaped(flat, SHAPE)
+    found = all_routes(flat, SHAPE)
     assert found.dtype == np.uint8 and np.array_equal(found[:4].ravel(), flat)
     assert np.array_equal(found[4:], SHAPE.unknown(1))
 
@@ -30,7 +30,7 @@ def test_all_tokens_but_the_last_have_routes() -> None:
 @pytest.mark.parametrize("wrong", [np.zeros(7, np.int32), np.full(6, 4, np.int32), np.full(6, -1, np.int32)])
 def test_routes_of_another_base_are_no_answer(wrong: np.ndarray) -> None:
     with pytest.raises(LoradError, match="as routes, which are not of"):
-        shaped(wrong, SHAPE)
+        all_routes(wrong, SHAPE)
 
 
 def test_sglang_says_routes_as_little_endian_numbers() -> None:
@@ -50,7 +50,7 @@ def test_sglang_is_started_for_wanted_routes() -> None:
         settings = settings_of(
             setup, model=moe, dtype="float32", device="cpu", threads=1, memory_fraction=0.5, sleep=False
         )
-        return command("python", settings, Path("/s"))
+        return SglangDialect().command("python", settings, Path("/s"))
 
     assert FLAG in argv(replace(setup, routes=True)) and FLAG not in argv(setup)
-    assert FLAG.removeprefix("--") in RESERVED
+    assert FLAG.removeprefix("--") in SglangDialect.reserved

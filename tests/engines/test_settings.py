@@ -48,14 +48,16 @@ def on_gpus(servers: int, device: str, devices: int) -> ServerSettings:
 def test_servers_apart_begin_after_the_trainer() -> None:
     own = on_gpus(servers=2, device="cuda:3", devices=4)
     assert own.memory_fraction == 0.8
-    assert [visible_devices(settings.of_server(own, index)) for index in (0, 1)] == ["3,4", "5,6"]
+    assert [visible_devices(settings.local_settings(own, index)) for index in (0, 1)] == ["3,4", "5,6"]
 
 
 def test_servers_of_a_node_share_its_devices() -> None:
     """Each has the next ones, by the names that the node gave them."""
     own = on_gpus(servers=6, device="cuda:0", devices=8)
     assert own.memory_fraction == 0.4  # of servers that share a device
-    found = [settings.on_node(own, index, "h1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]) for index in range(3)]
+    found = [
+        settings.node_settings(own, index, "h1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]) for index in range(3)
+    ]
     assert [visible_devices(each) for each in found] == ["GPU-a,GPU-b", "GPU-c,GPU-d", "GPU-a,GPU-b"]
     with pytest.raises(SpecError, match="a server needs 2 devices, and h1 gave 1"):
-        settings.on_node(own, 0, "h1", ["GPU-a"])
+        settings.node_settings(own, 0, "h1", ["GPU-a"])

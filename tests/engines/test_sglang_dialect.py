@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from lorad.engines.remote.dialect import SamplePiece, ServerSettings
+from lorad.engines.remote.dialect import SamplePiece, ServerSettings, summed
 from lorad.engines.remote.http import Address, Http, ServerRefused
 from lorad.engines.sglang import launch, replies
-from lorad.engines.sglang.command import RESERVED
 from lorad.engines.sglang.dialect import SglangDialect
 from lorad.errors import LoradError
 from lorad.models.directory import resolve
@@ -115,10 +114,12 @@ def test_user_flags_replace_add_and_remove() -> None:
         "chunked-prefill-size": 512,
         "sleep-on-idle": False,
         "enable-metrics": None,
+        "json-model-override-args": {"rope_theta": 1e6},
     }
     found = flags(engine_args={**own, "trust_remote_code": True, "lora_target_modules": ["q_proj", "o_proj"]})
     assert found["mem-fraction-static"] == ["0.4"] and found["chunked-prefill-size"] == ["512"]
     assert found["trust-remote-code"] == [] and found["lora-target-modules"] == ["q_proj", "o_proj"]
+    assert found["json-model-override-args"] == ['{"rope_theta": 1000000.0}']
     assert not {"sleep-on-idle", "enable-metrics"} & set(found)
 
 
@@ -173,7 +174,7 @@ def test_a_gpu_server_that_sleeps_keeps_its_weights() -> None:
     "name", ["host", "uds", "admin-api-key", "lora-paths", "dp-size", "tokenizer-worker-num"]
 )
 def test_what_lorad_relies_on_is_reserved(name: str) -> None:
-    assert name in RESERVED
+    assert name in SglangDialect.reserved
 
 
 @pytest.mark.parametrize("sampling", [{"stop": ("",)}, {"stop": tuple("abcdefg" * 5)}, {"top_p": 0.0}])
@@ -281,7 +282,7 @@ def test_an_error_in_a_stream_is_a_refusal() -> None:
 
 def test_metrics_of_one_name_are_added_up() -> None:
     text = '# TYPE sglang:x counter\nsglang:x_total{a="1"} 2.0\nsglang:x_total{a="2"} 3.0\nsglang:y 1e3\n'
-    assert replies.summed(text) == {"sglang:x_total": 5.0, "sglang:y": 1000.0}
+    assert summed(text) == {"sglang:x_total": 5.0, "sglang:y": 1000.0}
 
 
 def test_unseeded_request_gets_one_seed_on_all_ranks() -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from lorad.envs.child import EpisodeAnswer
-from lorad.envs.host import EnvironmentHost, Heard
+from lorad.envs.host import EnvironmentHost, HostedEpisode
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.records.episodes import Task
@@ -89,13 +89,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
     assert [process for process in children() if process not in before] == []
 
 
-def begun(host: EnvironmentHost, count: int = 4) -> list[Heard]:
+def begun(host: EnvironmentHost, count: int = 4) -> list[HostedEpisode]:
     pairs = host.begin([Task({"name": f"row{i}"}, i) for i in range(count)])
     assert [answer.messages for _, answer in pairs] == [f"row{i} 0" for i in range(count)]
     return [heard for heard, _ in pairs]
 
 
-def said(host: EnvironmentHost, episodes: list[Heard], *words: str) -> list[EpisodeAnswer]:
+def said(host: EnvironmentHost, episodes: list[HostedEpisode], *words: str) -> list[EpisodeAnswer]:
     for heard, word in zip(episodes, words, strict=True):
         heard.turns.append(Turn(word, "stop"))
     return host.answers(episodes)

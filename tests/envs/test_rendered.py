@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lorad.driver.sampling.episodes import LiveEpisode, begun, hear
+from lorad.driver.sampling.episodes import LiveEpisode, begin_episodes, hear
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
-from lorad.envs.host import Heard
+from lorad.envs.host import HostedEpisode
 from lorad.envs.rendered import open_format
 from lorad.errors import SpecError
 from lorad.protocol.batch import Chunk, Sampling
@@ -115,10 +114,9 @@ def formats(
 @given(data=st.data())
 def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObject) -> None:
     form, spec, tokenizer = formats[name]
-    session: Any = SimpleNamespace(spec=spec)
-    live = LiveEpisode(0, 0, lambda turn: turn, Heard(0, Task({}, 0)))
+    live = LiveEpisode(0, 0, lambda turn: turn, HostedEpisode(0, Task({}, 0)))
     how, said = Sampling(8), EpisodeAnswer(data.draw(HOSTILE) + "?")
-    example = begun(session, form, Example("0", "", "", [], {}), [live], [said], how)
+    example = begin_episodes(spec, form, Example("0", "", "", [], {}), [live], [said], how)
     assert live.end is None and live.context == example.tokens
     before, ordinary = [*live.context], st.integers(0, 329)  # below the marks: a thought may stay open
     for _ in range(3):
@@ -126,7 +124,7 @@ def test_contexts_are_prompt_and_runs(name: str, formats: Any, data: st.DataObje
         made = [*data.draw(st.lists(ordinary, max_size=8)), end]  # as no text would be tokenised
         tokens, figures = np.array(made, np.int32), np.zeros(len(made), np.float32)
         live.say([Chunk("0", 0, "r@0", tokens, figures, "stop")], form)
-        hear(session, form, live, EpisodeAnswer(data.draw(HOSTILE) + "!"), how)
+        hear(spec, form, live, EpisodeAnswer(data.draw(HOSTILE) + "!"), how)
         assert live.end is None, live.error
         assert live.context[: len(before) + len(made)] == before + made
         before = [*live.context]

@@ -11,7 +11,7 @@ import pytest
 
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
-from lorad.envs.host import EnvironmentHost, Heard
+from lorad.envs.host import EnvironmentHost, HostedEpisode
 from lorad.envs.protocol import Turn
 from lorad.errors import SpecError
 from lorad.records.episodes import Task, ToolCall
@@ -102,13 +102,13 @@ def hosts(tmp_path: Path) -> Iterator[Any]:
         host.close()
 
 
-def begun(host: EnvironmentHost) -> tuple[Heard, EpisodeAnswer]:
+def begun(host: EnvironmentHost) -> tuple[HostedEpisode, EpisodeAnswer]:
     [(heard, answer)] = host.begin([Task(ROW, 0)])
     assert not answer.error
     return heard, answer
 
 
-def hears(host: EnvironmentHost, heard: Heard, *calls: ToolCall, text: str = "") -> EpisodeAnswer:
+def hears(host: EnvironmentHost, heard: HostedEpisode, *calls: ToolCall, text: str = "") -> EpisodeAnswer:
     heard.turns.append(Turn(text, "stop", calls))
     return host.answers([heard])[0]
 

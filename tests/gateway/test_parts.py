@@ -41,7 +41,7 @@ def letters() -> Any:
 
 def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     detokenizer = Detokenizer(tokenizer.decode)
-    return [*(detokenizer.add([token]) for token in tokens), detokenizer.rest()]
+    return [*(detokenizer.add(token) for token in tokens), detokenizer.rest()]
 
 
 def test_no_piece_of_text_has_half_a_character(letters: Any) -> None:

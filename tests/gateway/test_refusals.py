@@ -140,8 +140,10 @@ def test_endless_template_is_cut(
     assert answer.result() and read("7 3") == 3  # by another process
 
 
-def test_too_many_requests_get_a_retry_after(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorad.gateway.limits.MOST_OF_ONE", 0)
+def test_too_many_requests_get_a_retry_after(
+    client: OpenAI, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.gateway.limits, "of_one", 0)
     with pytest.raises(sdk.RateLimitError) as caught:
         greedy(client, "bot")
     assert caught.value.response.headers["retry-after"] == "1"

@@ -310,7 +310,7 @@ def test_new_daemon_keeps_running_gateways(box: Served) -> None:
 def test_gateways_end_with_the_daemon_on_request(box: Served) -> None:
     until(lambda: box.says("of-alice") and box.says("of-bob"))
     pids = box.gateways
-    assert Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))[
+    assert Transport(box.world.socket, 60).ask("POST", "/v1/shutdown", ShutdownRequest(gateway=True))[
         "gateway"
     ]
     box.daemon.wait()

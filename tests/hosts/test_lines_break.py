@@ -10,7 +10,7 @@ import pytest
 
 from lorad.client.boxes import remote
 from lorad.client.boxes.entry import BoxEntry
-from lorad.client.boxes.remote import LineLost, There
+from lorad.client.boxes.remote import FarHome, LineLost
 from lorad.client.client import Client
 from lorad.errors import DaemonUnreachable, HostUnreachable, NotFound
 from tests.hosts.conftest import REAL, Box, asking
@@ -112,7 +112,7 @@ def test_a_broken_verb_is_not_repeated(box: Box, client: Client, monkeypatch: py
     ],
 )
 def test_what_ssh_says_has_a_remedy(box: Box, says: str, remedy: str) -> None:
-    there = There("h9", BoxEntry("box"))
+    there = FarHome("h9", BoxEntry("box"))
     refused = there._refusal(255, says)
     assert remedy in refused.hint and says[-20:] in refused.message
 
@@ -132,6 +132,6 @@ def test_an_older_lorad_is_named(box: Box) -> None:
 def test_another_protocol_names_the_box(box: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.client.boxes.remote.PROTOCOL", 7)
     there = client.where
-    assert isinstance(there, There)
+    assert isinstance(there, FarHome)
     with pytest.raises(HostUnreachable, match=r"lorad on h2 .* speaks protocol 1"):
-        there.mend()
+        there.open(anew=True)

@@ -14,8 +14,8 @@ from lorad.cli.app import _COMMANDS
 from lorad.cli.commands.machine import reach
 from lorad.client.boxes import hosts
 from lorad.client.boxes.entry import BoxEntry, hosts_path
-from lorad.client.boxes.hosts import check_entry, place, read_hosts, there
-from lorad.client.boxes.remote import There
+from lorad.client.boxes.hosts import check_entry, far_home, place, read_hosts
+from lorad.client.boxes.remote import FarHome
 from lorad.client.client import Client
 from lorad.errors import SpecError
 
@@ -48,11 +48,11 @@ def test_files_of_another_box_are_not_read(monkeypatch: pytest.MonkeyPatch) -> N
 def test_commands_with_files_run_there(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
 
-    def call(box: There, words: list[str]) -> int:
+    def call(box: FarHome, words: list[str]) -> int:
         called.append([box.name, *words])
         return 3
 
-    monkeypatch.setattr(There, "call", call)
+    monkeypatch.setattr(FarHome, "call", call)
     with pytest.raises(typer.Exit) as ended:
         reach.go([command, "--json"], "h2", None)
     assert called == [["h2", command, "--json"]] and ended.value.exit_code == 3
@@ -72,8 +72,8 @@ def _forbidden(path: Path) -> str:
 def test_paths_from_python_begin_on_their_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     keys, here = {"data.train": "rows.jsonl"}, f'data.train="{tmp_path}/rows.jsonl"'
-    assert overrides(keys, there("h2")) == axes({"data.train": ["rows.jsonl"]}, there("h2"))
-    assert overrides(keys, there("h2")) == ["data.train=rows.jsonl"]
+    assert overrides(keys, far_home("h2")) == axes({"data.train": ["rows.jsonl"]}, far_home("h2"))
+    assert overrides(keys, far_home("h2")) == ["data.train=rows.jsonl"]
     monkeypatch.setenv("LORAD_HOST", "h2")
     assert overrides(keys, Home(tmp_path)) == [here]
 
@@ -92,7 +92,7 @@ def test_cwd_without_a_host_is_refused() -> None:
 
 def test_a_home_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts_path().write_text(hosts_path().read_text() + "default: h2\n")
-    assert isinstance(place(), There)
+    assert isinstance(place(), FarHome)
     monkeypatch.setenv("LORAD_HOST", "here")
     assert isinstance(place(), Home)
     monkeypatch.delenv("LORAD_HOST")
@@ -103,7 +103,7 @@ def test_a_home_beats_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_needs_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAD_HOST", "ssh://ann@h7:22/srv/lorad")
     box = place()
-    assert isinstance(box, There) and box.entry == BoxEntry("ssh://ann@h7:22", home="/srv/lorad")
+    assert isinstance(box, FarHome) and box.entry == BoxEntry("ssh://ann@h7:22", home="/srv/lorad")
 
 
 @pytest.mark.parametrize("ssh", ["-oProxyCommand=touch x", "", "h2 true"])
@@ -120,8 +120,8 @@ def test_mistakes_in_the_file_are_told(text: str) -> None:
 
 
 def test_words_reach_the_shell_whole() -> None:
-    box = There("h2", BoxEntry("h2", "~/venv s/lorad", "~/a b", "~/exp; x"))
-    words = box.words(["note", "run", "it's $HOME"], cwd=box.directory)
+    box = FarHome("h2", BoxEntry("h2", "~/venv s/lorad", "~/a b", "~/exp; x"))
+    words = box.words(["note", "run", "it's $HOME"], cwd=box.entry.cwd)
     assert words.startswith("cd ~/'exp; x' && exec env LORAD_HOST=here 'LORAD_HOME=~/a b' ~/'venv s/lorad' ")
     assert words.endswith("""note run 'it'"'"'s $HOME'""")
 
@@ -130,7 +130,7 @@ def test_long_names_of_sockets_are_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("d" * 90)))
     (tmp_path / ("d" * 90)).mkdir()
     with pytest.raises(Exception, match="too long a name"):
-        _ = There("h2", BoxEntry("h2")).socket
+        _ = FarHome("h2", BoxEntry("h2")).socket
 
 
 def test_default_is_here() -> None:

@@ -119,7 +119,7 @@ class _Taking:
         self.data = b""
         self._most = most
 
-    def one(self, method: str, path: str, part: object) -> dict[str, object]:
+    def ask(self, method: str, path: str, part: object) -> dict[str, object]:
         self.data = (self.data[: part.offset] + part.data)[: self._most]  # type: ignore[attr-defined]
         is_whole = len(self.data) == part.size  # type: ignore[attr-defined]
         return {"sha256": path[-64:], "received": len(self.data), "directory": "/there" * is_whole}

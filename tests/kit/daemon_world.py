@@ -18,7 +18,7 @@ from lorad.box.paths import Home
 from lorad.client.client import Client
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context, Patience, Request
-from lorad.daemon.daemon import answering, prepare, rest
+from lorad.daemon.daemon import end_tasks, prepare, serve_api
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
@@ -103,7 +103,7 @@ async def reconciling(home: Path, **config: Any) -> AsyncIterator[Context]:
         finally:
             ctx.close()
             await loop
-            await rest(ctx)
+            await end_tasks(ctx)
             ctx.store.close()
             ctx.journal.close()
 
@@ -219,7 +219,7 @@ async def serving(home: Path, *, bounds: Bounds = Bounds(), **config: Any) -> As
     ctx.requests.bounds = bounds
     adopt(ctx)
     with looking_often():
-        async with answering(ctx):
+        async with serve_api(ctx):
             loop = asyncio.create_task(reconcile(ctx))
             try:
                 yield Api(ctx)

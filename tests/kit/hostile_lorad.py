@@ -19,7 +19,7 @@ TITLE, BLINK, EIGHT_BIT, BACKWARDS = "\x1b]0;PWNED\x07", "\x1b[5;7mBLINK", "\x9b
 POISON = f"[bold red]x[/] {TITLE}{BLINK}{EIGHT_BIT}{BACKWARDS}\r\b"
 # others decide by them
 WORDS = ("state", "kind", "verdict", "level", "on", "reason", "phase", "attested", "version")
-one, stream = Transport.one, Transport.stream
+ask, stream = Transport.ask, Transport.stream
 
 
 def poisoned(value: Any, key: str = "") -> Any:
@@ -31,10 +31,10 @@ def poisoned(value: Any, key: str = "") -> Any:
     return f"{value}{POISON}" if isinstance(value, str) and key not in WORDS else value
 
 
-@functools.wraps(one)
-def hostile_one(self: Transport, method: str, path: str, body: Struct | None = None) -> Json:
+@functools.wraps(ask)
+def hostile_ask(self: Transport, method: str, path: str, body: Struct | None = None) -> Json:
     try:
-        answer: Json = poisoned(one(self, method, path, body))
+        answer: Json = poisoned(ask(self, method, path, body))
     except LoradError as error:
         raise type(error)(f"{error.message}{POISON}", hint=f"{error.hint}{POISON}") from None
     return answer
@@ -46,7 +46,7 @@ def hostile_stream(self: Transport, method: str, path: str, body: Struct | None 
 
 
 if __name__ == "__main__":
-    Transport.one, Transport.stream = hostile_one, hostile_stream  # type: ignore[method-assign]
+    Transport.ask, Transport.stream = hostile_ask, hostile_stream  # type: ignore[method-assign]
     for command in sys.argv[1:]:
         print(f"==> {command}", flush=True)
         sys.argv = ["lorad", *shlex.split(command)]

@@ -16,7 +16,7 @@ from lorad.box.config import Config, Sharing
 from lorad.box.paths import Home
 from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Context
-from lorad.daemon.daemon import answering
+from lorad.daemon.daemon import serve_api
 from lorad.daemon.gpu.devices import Device
 from lorad.daemon.gpu.state import GpuState
 from lorad.daemon.journal import DaemonJournal
@@ -51,7 +51,7 @@ def shared_home() -> Iterator[Path]:
 async def shared(home: Path, **sharing: Any) -> AsyncIterator[Context]:
     ctx = open_shared(home, **sharing)
     adopt(ctx)
-    async with answering(ctx):
+    async with serve_api(ctx):
         loop = asyncio.create_task(reconcile(ctx))
         try:
             yield ctx

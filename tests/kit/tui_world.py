@@ -154,7 +154,7 @@ class Prepared(Transport):
         answer = found(dict(parse_qsl(query))) if callable(found) else found
         return {"items": answer} if isinstance(answer, list) else answer
 
-    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
+    def ask(self, method: str, path: str, body: Struct | None = None) -> Json:
         if method != "GET":
             return self.post(path, body)
         if path.startswith("/v1/runs?names="):
@@ -264,7 +264,7 @@ def names(user: User) -> list[str]:
 def detail(user: User) -> str:
     """Name the detail that is shown, such as `pool`; "" for another screen."""
     screen = user.app.screen
-    return screen.detail.name if isinstance(screen, DetailScreen) else ""
+    return screen.NAME if isinstance(screen, DetailScreen) else ""
 
 
 def line(user: User, id: str) -> str:

@@ -23,9 +23,9 @@ from lorad.nodes import agent, remote
 from lorad.nodes.certificates import Credentials
 from lorad.nodes.child import RemoteChild
 from lorad.nodes.devices import interface_of
-from lorad.nodes.messages import FileSaid, Hello
+from lorad.nodes.messages import Done, FileEntry, Hello
 from lorad.nodes.remote import Node
-from lorad.nodes.streams import Broken, answer, drop, inside, write
+from lorad.nodes.streams import Broken, answer_of, drop, inside, write
 from lorad.protocol.nodes import GrantedNode
 from tests.nodes.kit import LIFE, Agents, nodes, setup
 
@@ -82,7 +82,7 @@ async def test_a_remote_child_looks_like_a_child(node: Node, tmp_path: Path) -> 
     process = child(node, tmp_path / "log", code)
     await process.start()
     assert await process.ended() == "exited with code 3" and not process.is_alive
-    assert process.tail() == f"{node.name}: one\n{node.name}: two"
+    assert process.output.tail() == f"{node.name}: one\n{node.name}: two"
     await process.stop()
 
 
@@ -92,7 +92,7 @@ async def test_a_character_that_is_cut_arrives(node: Node, tmp_path: Path) -> No
     process = child(node, tmp_path / "log", code)
     await process.start()
     await process.ended()
-    assert process.tail() == f"{node.name}: café"
+    assert process.output.tail() == f"{node.name}: café"
 
 
 @shared
@@ -167,23 +167,23 @@ async def test_files_arrive_whole_and_return(node: Node, tmp_path: Path) -> None
     assert not path.exists() and await node.digest("adapters/run@1/a.bin") == ""
 
 
-async def half_put(node: Node, data: bytes, said: FileSaid) -> None:
+async def half_put(node: Node, data: bytes, said: FileEntry) -> None:
     """Put a directory whose only file is announced as `said`."""
     reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="put", life=LIFE, name="adapters/odd", files=(said,)))
-    await answer(reader)
+    await answer_of(reader, Done)
     writer.write(data)
     await writer.drain()
     try:
         if len(data) >= said.size:
-            await answer(reader)
+            await answer_of(reader, Done)
     finally:
         writer.close()
 
 
 @shared
 async def test_a_flipped_byte_leaves_nothing(node: Node) -> None:
-    said = FileSaid("a", 3, hashlib.sha256(b"abc").hexdigest())
+    said = FileEntry("a", 3, hashlib.sha256(b"abc").hexdigest())
     with pytest.raises(IntegrityError, match="a: other bytes arrived than were sent"):
         await half_put(node, b"abd", said)
     assert list((node.directory / "adapters").iterdir()) == []
@@ -191,7 +191,7 @@ async def test_a_flipped_byte_leaves_nothing(node: Node) -> None:
 
 @shared
 async def test_a_cut_put_leaves_nothing(node: Node) -> None:
-    await half_put(node, b"ab", FileSaid("a", 3, ""))
+    await half_put(node, b"ab", FileEntry("a", 3, ""))
     async with asyncio.timeout(10):
         while list((node.directory / "adapters").iterdir()):  # noqa: ASYNC110 (it is polled)
             await asyncio.sleep(0.02)
@@ -237,12 +237,12 @@ async def test_another_life_or_head_is_refused(node: Node) -> None:
     reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="put", life="pool@2"))
     with pytest.raises(NotAllowed, match="this agent is of pool@1, not of pool@2"):
-        await answer(reader)
+        await answer_of(reader, Done)
     writer.close()
     reader, writer = await asyncio.open_connection(node.address, node.granted.port, ssl=node._context)
     await write(writer, Hello(kind="control", life=LIFE))
     with pytest.raises(Conflict, match="pool@1 leads this agent already"):
-        await answer(reader)
+        await answer_of(reader, Done)
     writer.close()
 
 
@@ -271,7 +271,7 @@ async def test_only_the_pools_certificate_opens(agents: Agents, tmp_path: Path) 
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
     bare.load_verify_locations(cadata=told.certificate)
-    for context in (stranger.client(told.certificate), bare, None):
+    for context in (stranger.context(told.certificate), bare, None):
         with contextlib.suppress(OSError):
             assert await attempt(told, context) == b""
     impostor = msgspec.structs.replace(told, certificate=stranger.pem)

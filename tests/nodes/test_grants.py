@@ -20,7 +20,7 @@ from lorad.errors import PoolLost, SpecError
 from lorad.files import write_whole
 from lorad.grants import grant as grants
 from lorad.grants.fits import checked_nodes
-from lorad.grants.grant import Grant, taken
+from lorad.grants.grant import Grant, hold_nodes
 from lorad.nodes import streams
 from lorad.protocol.calls import Nothing
 from lorad.protocol.nodes import GRANT, GrantedNode, GrantLine, GrantStatus, LostNode, NodesSetup, StaticNode
@@ -49,7 +49,7 @@ def status(directory: Path) -> GrantStatus:
 
 
 async def test_all_nodes_are_granted_by_name(tmp_path: Path) -> None:
-    async with taken(setup(hosts=TWO[::-1]), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(hosts=TWO[::-1]), "p", tmp_path, tmp_path) as grant:
         assert [node.name for node in grant.hosts] == ["h1", "h2"] and grant.rollout == []
         found = status(tmp_path)
         assert found.state == "granted" and [node.ip for node in found.nodes] == ["127.0.0.1", "127.0.0.2"]
@@ -78,13 +78,13 @@ async def test_a_grant_is_given_no_secret(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_nodes_named_first_are_taken(tmp_path: Path) -> None:
     third = StaticNode(name="h3", address="127.0.0.3")
-    async with taken(setup(hosts=(third, *TWO)), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(hosts=(third, *TWO)), "p", tmp_path, tmp_path) as grant:
         assert [node.name for node in grant.hosts] == ["h1", "h3"]
 
 
 async def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"3 nodes are asked for, but cluster\.nodes has 2") as refused:
-        async with taken(setup(nodes=3), "p", tmp_path, tmp_path):
+        async with hold_nodes(setup(nodes=3), "p", tmp_path, tmp_path):
             pass
     assert "Name more nodes there" in refused.value.hint and status(tmp_path).state == "refused"
 
@@ -119,14 +119,14 @@ async def test_a_missing_node_is_waited_for(tmp_path: Path) -> None:
 
 
 async def _take(setup: NodesSetup, directory: Path) -> None:
-    async with taken(setup, "p", directory, directory):
+    async with hold_nodes(setup, "p", directory, directory):
         pass
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("victim", ["agent", "grant"])
 async def test_a_lost_grant_loses_its_nodes(tmp_path: Path, victim: str) -> None:
-    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(), "p", tmp_path, tmp_path) as grant:
         lost = grant.hosts[1]
         guard = json.loads((tmp_path / "granter.json").read_bytes())["guard_pid"]
         (process,) = psutil.Process(guard).children()
@@ -172,7 +172,7 @@ def unlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
 @pytest.mark.system
 async def test_a_node_too_small_is_passed_by(tmp_path: Path, unlike: tuple[StaticNode, ...]) -> None:
     asked = setup(nodes=1, devices=1, hosts=unlike, memory=32 << 30, python="")
-    async with taken(asked, "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(asked, "p", tmp_path, tmp_path) as grant:
         (node,) = grant.hosts
         assert node.name == "h2" and node.granted.memory == (80 << 30,)
 
@@ -197,7 +197,7 @@ def test_what_ray_grants_is_large_enough(tmp_path: Path) -> None:
 
 @pytest.mark.system
 async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
-    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(), "p", tmp_path, tmp_path) as grant:
         os.kill(grant.hosts[1].granted.pid, signal.SIGTERM)
         async with asyncio.timeout(20):
             while not status(tmp_path).leaving:  # noqa: ASYNC110 (it is polled)
@@ -210,7 +210,7 @@ async def test_nodes_asked_to_end_are_named(tmp_path: Path) -> None:
 @pytest.mark.system
 async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
     """Where Ray was asked to go the agent is asked to leave; where Ray was lost it is not."""
-    async with taken(setup(), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(), "p", tmp_path, tmp_path) as grant:
         lost, stays = grant.hosts
         lines: asyncio.Queue[GrantLine | None] = asyncio.Queue()
         for line in (LostNode("h2", "Ray lost it", is_asked=True), LostNode("h1", "Ray lost it"), None):
@@ -223,7 +223,7 @@ async def test_a_node_outlives_ray_that_stops(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_lost_rollout_node_is_given_again(tmp_path: Path, number: int) -> None:
-    async with taken(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
+    async with hold_nodes(setup(nodes=1, rollout_nodes=1), "p", tmp_path, tmp_path) as grant:
         (lost,), (trains,) = grant.rollout, grant.hosts
         os.kill(lost.granted.pid, number)
         async with asyncio.timeout(30):

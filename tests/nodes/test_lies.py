@@ -19,7 +19,7 @@ from lorad.grants import static
 from lorad.grants.grant import Grant
 from lorad.nodes import remote, streams
 from lorad.nodes.certificates import Credentials
-from lorad.nodes.messages import LINE, Digest, Done, Files, FileSaid, Hello, Renew, Spawn
+from lorad.nodes.messages import LINE, Digest, Done, FileEntry, Files, Hello, Renew, Spawn
 from lorad.nodes.remote import Node
 from lorad.nodes.streams import Pair, read, write
 from lorad.protocol.nodes import GrantedNode, GrantRequest, StaticNode
@@ -40,7 +40,9 @@ async def leading(directory: Path, greets: Greets) -> AsyncIterator[Node]:
             await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(called, "127.0.0.1", 0, ssl=own.server(pool.pem), limit=LINE)
+    server = await asyncio.start_server(
+        called, "127.0.0.1", 0, ssl=own.context(pool.pem, is_server=True), limit=LINE
+    )
     port = server.sockets[0].getsockname()[1]
     told = msgspec.structs.replace(TOLD, port=port, certificate=own.pem)
     try:
@@ -116,7 +118,7 @@ async def test_a_fetch_is_bounded(
     tmp_path: Path, size: int, refuses: type[LoradError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_SILENT_SECONDS", 0.3)
-    said = FileSaid("a", size, hashlib.sha256(b"aa").hexdigest())
+    said = FileEntry("a", size, hashlib.sha256(b"aa").hexdigest())
 
     async def greets(hello: Hello, pair: Pair) -> None:
         if hello.kind == "control":

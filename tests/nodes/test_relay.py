@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from lorad.children.host import put_on_all
 from lorad.errors import LoradError, NotAllowed, PoolLost
-from lorad.nodes import agent as agents
+from lorad.nodes import streams
 from lorad.nodes.certificates import Credentials
 from lorad.nodes.messages import Hello, Peer
 from lorad.nodes.relay import Relay
@@ -94,7 +94,7 @@ async def test_a_relay_may_die_amid_the_bytes(world: World, monkeypatch: pytest.
             raise Broken("it was killed")
         await receive_files(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(agents, "receive_files", cut)
+    monkeypatch.setattr(streams, "receive_files", cut)
     assert await world.put() == [None] * 16
     assert seen and set(world.puts) == set(NAMES[1::2])
     assert await world.whole() == NAMES and world.left() == {"run@1"}
@@ -127,4 +127,4 @@ async def test_another_agent_may_only_put(world: World, tmp_path: Path) -> None:
     for kind in ("control", "tunnel", "serve", "fetch"):
         with pytest.raises((NotAllowed, OSError)):
             await relay._connected(peer, Hello(kind=kind, life=LIFE, name="adapters/run@1"))
-    assert not second.over.done()
+    assert not second.ending.done()

@@ -37,7 +37,7 @@ async def test_failed_delivery_is_tried_again_until_it_succeeds(
 ) -> None:
     monkeypatch.setattr(courier, "_FIRST_PAUSE", 0.05)
     made, path = Courier(State()), tmp_path / "there" / "got"
-    made.want([to(path), to(tmp_path / "got", "1.a")])
+    made.deliver_only([to(path), to(tmp_path / "got", "1.a")])
     state = await reached(made, done=1, faults=1)  # one that fails holds up no other
     assert "code" in state.faults[0].says and state.done == ["1.a"]
     path.parent.mkdir()
@@ -47,27 +47,27 @@ async def test_failed_delivery_is_tried_again_until_it_succeeds(
 
 async def test_next_life_sends_nothing_that_was_delivered(tmp_path: Path) -> None:
     first = Courier(State())
-    first.want([to(tmp_path / "got")])
+    first.deliver_only([to(tmp_path / "got")])
     state = await reached(first, done=1)
     second = Courier(state)
-    second.want([to(tmp_path / "got"), to(tmp_path / "got", "1.a")])
+    second.deliver_only([to(tmp_path / "got"), to(tmp_path / "got", "1.a")])
     await reached(second, done=2)
     assert (tmp_path / "got").read_text() == "0.a\n1.a\n"
 
 
 async def test_it_is_given_up_after_a_bounded_time(tmp_path: Path) -> None:
     made = Courier(State())
-    made.want([to(tmp_path / "no" / "got", at=time.time() - GIVE_UP_SECONDS)])
+    made.deliver_only([to(tmp_path / "no" / "got", at=time.time() - GIVE_UP_SECONDS)])
     state = await reached(made, given_up=1)
     assert state.given_up[0].key == "0.a"
-    made.want([])
+    made.deliver_only([])
     assert made.state == State()
 
 
 async def test_stop_kills_the_command_under_way(tmp_path: Path) -> None:
     made = Courier(State())
     one = Notify(command=["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"])
-    made.want([Delivery("0.a", one, message_of("end", time.time(), {"run": "a"}))])
+    made.deliver_only([Delivery("0.a", one, message_of("end", time.time(), {"run": "a"}))])
     pid = await until(lambda: (path := tmp_path / "pid").exists() and path.read_text().strip())
     await made.stop()
     assert await until(lambda: not psutil.pid_exists(int(pid)))

@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from lorad.notify.outbox import MOST, Outbox, load, message_of, posted, said_of_move, save, without
-from lorad.notify.table import AlarmSaid, Message
+from lorad.notify.outbox import MOST, Outbox, event_of_move, load, message_of, save, with_messages, without
+from lorad.notify.table import AlarmFacts, Message
 from lorad.spec.notify import Notify, Occasion
 
 HOUR = 3600.0
 
 
 def alarm(at: float, kind: str = "kl", level: str = "bad") -> Message:
-    return message_of("alarm", at, {"run": "a"}, AlarmSaid(level, kind, "it is high"))
+    return message_of("alarm", at, {"run": "a"}, AlarmFacts(level, kind, "it is high"))
 
 
 def heard(messages: list[Message], *events: Occasion, every: float = HOUR) -> list[str]:
     to = Notify(command=["x"], events=[*events], every=every)
-    outbox, _ = posted(Outbox(), 0, [to], messages, "/")
+    outbox, _ = with_messages(Outbox(), 0, [to], messages, "/")
     return [one.delivery.message.id for one in outbox.pending]
 
 
@@ -46,10 +46,10 @@ def test_flapping_alarm_is_sent_once_in_a_while() -> None:
 
 def test_next_daemon_knows_which_alarms_were_sent(tmp_path: Path) -> None:
     receivers = [Notify(command=["x"])]
-    outbox, _ = posted(Outbox(), 0, receivers, [alarm(10.0)], "/")
+    outbox, _ = with_messages(Outbox(), 0, receivers, [alarm(10.0)], "/")
     outbox = without(outbox, {outbox.pending[0].delivery.key}, 11.0)
     save(tmp_path / "outbox.json", outbox)
-    again, _ = posted(load(tmp_path / "outbox.json"), 0, receivers, [alarm(20.0)], "/")
+    again, _ = with_messages(load(tmp_path / "outbox.json"), 0, receivers, [alarm(20.0)], "/")
     assert outbox.pending == again.pending == []
 
 
@@ -57,21 +57,21 @@ def test_messages_of_an_hour_are_bounded() -> None:
     starts = [message_of("start", float(second), {"run": "a"}) for second in range(MOST + 5)]
     end = message_of("failure", 50.0, {"run": "a", "reason": "lost"})
     receivers = [Notify(command=["x"], events=["start", "failure"])]
-    outbox, left_out = posted(Outbox(), 0, receivers, [*starts, end], "/")
+    outbox, left_out = with_messages(Outbox(), 0, receivers, [*starts, end], "/")
     assert len(outbox.pending) == MOST + 1 and outbox.pending[-1].delivery.message == end
     assert left_out == [starts[MOST]]  # said once
     later = message_of("start", 2 * HOUR, {"run": "a"})
-    assert len(posted(outbox, 0, receivers, [later], "/")[0].pending) == MOST + 2
+    assert len(with_messages(outbox, 0, receivers, [later], "/")[0].pending) == MOST + 2
     before = message_of("start", -2 * HOUR, {"run": "a"})  # the clock was ahead, and was set right
-    assert len(posted(outbox, 0, receivers, [before], "/")[0].pending) == MOST + 2
+    assert len(with_messages(outbox, 0, receivers, [before], "/")[0].pending) == MOST + 2
 
 
 def test_moves_are_starts_ends_and_failures() -> None:
-    assert said_of_move({"move": "confirm"}) == "start"
-    assert said_of_move({"move": "end", "reason": "killed"}) == "end"
-    assert said_of_move({"move": "end", "reason": "lost"}) == "failure"
-    assert [said_of_move({"move": move}) for move in ("place", "stop", "pause", "resume")] == [""] * 4
-    assert said_of_move({"move": "end", "reason": "imported"}) == ""
+    assert event_of_move({"move": "confirm"}) == "start"
+    assert event_of_move({"move": "end", "reason": "killed"}) == "end"
+    assert event_of_move({"move": "end", "reason": "lost"}) == "failure"
+    assert [event_of_move({"move": move}) for move in ("place", "stop", "pause", "resume")] == [""] * 4
+    assert event_of_move({"move": "end", "reason": "imported"}) == ""
 
 
 def test_message_is_one_line_of_finite_numbers() -> None:

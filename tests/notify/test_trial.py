@@ -11,7 +11,7 @@ from lorad.box.config import load
 from lorad.cli.app import app
 from lorad.errors import SpecError
 from lorad.notify.deliver import refuse_unfit
-from lorad.preflight.usual import own_or_usual
+from lorad.preflight.__main__ import own_or_usual
 from lorad.spec.model import convert
 from lorad.spec.notify import Notify
 

@@ -9,12 +9,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lorad.notify.deliver import deliver
 from lorad.notify.outbox import message_of
-from lorad.notify.table import AlarmSaid, Message, Undelivered
+from lorad.notify.table import AlarmFacts, Delivery, Message, Undelivered
 from lorad.notify.webhook import post
 from lorad.spec.notify import Notify
 
-MESSAGE = message_of("alarm", 1000.0, {"run": "a"}, AlarmSaid("bad", "kl", "KL <0.7> & @everyone"))
+MESSAGE = message_of("alarm", 1000.0, {"run": "a"}, AlarmFacts("bad", "kl", "KL <0.7> & @everyone"))
 
 
 class Receiver:
@@ -92,5 +93,5 @@ async def test_nobody_there_is_told_without_the_address(tmp_path: Path) -> None:
 async def test_secret_that_others_may_read_stays_here(receiver: Receiver, tmp_path: Path) -> None:
     token = secret(tmp_path, "token", "tok123", 0o644)
     with pytest.raises(Undelivered, match="readable by others"):
-        await post(Notify(url=receiver.url("/200/x"), token_file=token), MESSAGE)
+        await deliver(Delivery("1", Notify(url=receiver.url("/200/x"), token_file=token), MESSAGE))
     assert not receiver.got

@@ -14,7 +14,7 @@ from lorad.pool.attest.amplified import (
     amplification,
     judge_amplified,
 )
-from lorad.pool.attest.by_name import Others, judge_bits, judge_within
+from lorad.pool.attest.by_name import Others, judge_name
 from lorad.pool.attest.canaries import Canaries, has_outliers
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32
 from lorad.pool.attest.verdict import Outcome
@@ -56,7 +56,7 @@ def test_another_scale_fails_when_amplified(times: float) -> None:
     [(1.0, 0.3, "inconclusive"), (1.0, 0.8, "failed"), (0.7, 0.0, "failed"), (1.0, 0.0, "passed")],
 )
 def test_tokens_at_other_experts_prove_nothing(times: float, aside: float, found: str) -> None:
-    """Of a mixture in bfloat16, where engine and trainer send some tokens to different experts."""
+    """In a mixture in bfloat16, engine and trainer send some tokens to different experts."""
     some = RNG.normal(0, aside * 2, TOKENS)
     prediction = replace(predicted(), canaries=replace(canaries(), reroutes=True))
     assert verdict(times * CHANGE + some + NOISE, prediction) == found
@@ -92,7 +92,7 @@ def test_staleness_below_what_rel_sees_fails_when_amplified() -> None:
 def test_change_below_the_noise_never_passes() -> None:
     weak = predicted(change=10 * NOISE)
     assert judge_amplified(weak, weak.now, BFLOAT16) == Amplified(
-        judge_amplified(weak, weak.now, BFLOAT16).verdict, again=True
+        judge_amplified(weak, weak.now, BFLOAT16).verdict, worth_repeating=True
     )
     assert verdict(10 * NOISE, weak) == "inconclusive"
     assert verdict(CHANGE, predicted(before=CHANGE)) == "inconclusive"
@@ -110,7 +110,7 @@ def test_rel_just_above_its_limit_is_repeated() -> None:
         return judge_amplified(predicted(), BASE + CHANGE + aside, BFLOAT16)
 
     assert (found(0.012).verdict.verdict, found(0.02).verdict.verdict) == ("passed", "failed")
-    assert found(0.02).again and not found(0.04).again
+    assert found(0.02).worth_repeating and not found(0.04).worth_repeating
 
 
 @pytest.mark.parametrize("slope", [1e-6, 3e-3, 0.7, 40.0])
@@ -134,23 +134,23 @@ def test_a_version_that_changes_nothing_is_not_amplified() -> None:
 
 def test_name_must_equal_its_copy_bit_for_bit() -> None:
     name, others = BASE + CHANGE, Others(BASE, BASE + 0.9 * CHANGE)
-    assert judge_bits([name], [name.copy()], others).verdict == "passed"
-    assert judge_bits([name], [np.nextafter(name, 0)], others).verdict == "failed"
-    assert judge_bits([name, name], [name, others.base], others).verdict == "failed"
+    assert judge_name([name], [name.copy()], others).verdict == "passed"
+    assert judge_name([name], [np.nextafter(name, 0)], others).verdict == "failed"
+    assert judge_name([name, name], [name, others.base], others).verdict == "failed"
 
 
 @pytest.mark.parametrize(
     ("others", "like"), [(Others(BASE), "the base"), (Others(CHANGE, BASE), "the previous")]
 )
 def test_name_and_copy_like_another_prove_nothing(others: Others, like: str) -> None:
-    for found in (judge_bits([BASE], [BASE], others), judge_within([BASE], [BASE + NOISE], others, SIGMA)):
+    for found in (judge_name([BASE], [BASE], others), judge_name([BASE], [BASE + NOISE], others, SIGMA)):
         assert found.verdict == "inconclusive" and like in found.detail
 
 
 def test_names_that_differ_by_more_than_noise_fail() -> None:
     name, others = BASE + CHANGE, Others(BASE)
-    assert judge_within([name], [name + NOISE], others, SIGMA).verdict == "passed"
-    assert judge_within([name], [name + 5 * NOISE], others, SIGMA).verdict == "failed"
+    assert judge_name([name], [name + NOISE], others, SIGMA).verdict == "passed"
+    assert judge_name([name], [name + 5 * NOISE], others, SIGMA).verdict == "failed"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.errors import NotFound
 from lorad.models.compute import Compute
 from lorad.models.loading import load_base
-from lorad.pool.joint import Asked, Joint
+from lorad.pool.joint import Joint, JointCall
 from lorad.protocol.batch import Gradients
 from lorad.protocol.calls import ForwardBackward
 from lorad.trainers.base import SlotSpec
@@ -43,7 +43,7 @@ class Watched(Joint):
         super().__init__(trainer, joins=True)
         self.together: list[str] = []
 
-    async def _gathered(self) -> list[Asked]:
+    async def _gathered(self) -> list[JointCall]:
         calls = await super()._gathered()
         self.together += ["".join(asked.work.slot for asked in calls)] if calls else []
         return calls
@@ -125,7 +125,7 @@ async def test_who_stays_away_is_waited_for_once(
     waiting = asyncio.create_task(asks(joint, "a", 1))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    joint.forget("b")
+    joint.returns.forget("b")
     await asks(joint, "c", 1)
     await asyncio.gather(waiting, asks(joint, "a", 2))
     assert joint.together[-1] == "a"

@@ -17,7 +17,7 @@ from lorad.models.compute import Compute
 from lorad.models.facts import read_facts
 from lorad.models.loading import load_base
 from lorad.pool import capacity, microbatches
-from lorad.pool.microbatches import Room, chosen, room_for
+from lorad.pool.microbatches import Room, choose_sizes, room_for
 from lorad.protocol.batch import Batch, PolicyLoss, PolicyTargets
 from lorad.protocol.calls import Open
 from lorad.protocol.pool_setup import PoolSetup, RanksSetup
@@ -51,7 +51,7 @@ def room(config: PoolSetup) -> Room:
     ],
 )
 def test_what_fits_is_chosen(asked: dict[str, Any], tokens: int, recomputes: bool) -> None:
-    found = chosen(with_(OPEN, **asked), ROOM)
+    found = choose_sizes(with_(OPEN, **asked), ROOM)
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (tokens, recomputes)
 
 
@@ -66,7 +66,7 @@ def test_what_fits_is_chosen(asked: dict[str, Any], tokens: int, recomputes: boo
     ],
 )
 def test_only_what_does_not_fit_is_recomputed(asked: dict[str, Any], tokens: int, kept: int) -> None:
-    found = chosen(with_(OPEN, **asked), with_(ROOM, is_mixed=True))
+    found = choose_sizes(with_(OPEN, **asked), with_(ROOM, is_mixed=True))
     assert (found.tokens_per_microbatch, found.kept_tokens) == (tokens, kept)
     assert found.activation_checkpointing or not kept
 
@@ -81,8 +81,8 @@ def test_only_what_does_not_fit_is_recomputed(asked: dict[str, Any], tokens: int
     ],
 )
 def test_small_ones_on_a_gpu_are_recomputed(asked: dict[str, Any], tokens: int, kept: int) -> None:
-    """Unless the spec says how large they are, or that they keep what they need."""
-    found = chosen(with_(OPEN, **asked), with_(ROOM, is_mixed=True, plenty=8001))
+    """They keep their activations where the spec says so, or says how large they are."""
+    found = choose_sizes(with_(OPEN, **asked), with_(ROOM, is_mixed=True, plenty=8001))
     assert (found.tokens_per_microbatch, found.kept_tokens) == (tokens, kept)
     assert found.activation_checkpointing is bool(kept)
 
@@ -91,9 +91,9 @@ def test_8b_on_h100_trains_many_tokens_at_once(model: Path, monkeypatch: pytest.
     monkeypatch.setattr(capacity, "_total", lambda _: 80 * GIB)
     config = config_of(model, model_path=str(model), device="cuda:0")
     assert room(config).plenty == 4096 and not room(with_(config, device="cpu")).plenty
-    left = chosen(OPEN, Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
+    left = choose_sizes(OPEN, Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
     assert (left.tokens_per_microbatch, left.kept_tokens) == (16384, 1827)
-    more = chosen(OPEN, Room(54 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
+    more = choose_sizes(OPEN, Room(54 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096))
     assert (more.tokens_per_microbatch, more.activation_checkpointing) == (7168, False)
 
 
@@ -105,18 +105,18 @@ def test_idle_cache_makes_room_for_activations(model: Path, monkeypatch: pytest.
     for other in [*others, {"engine_class": "m:E"}]:
         assert not room(with_(config, **other)).lent
     of_8b = Room(13 * GIB, 7_640_000, 0, 560_000, is_mixed=True, plenty=4096, lent=17 * GIB)
-    found = chosen(OPEN, of_8b)
+    found = choose_sizes(OPEN, of_8b)
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, True)
     assert (found.kept_tokens, found.lent_tokens) == (1827, 4096)
     few: list[dict[str, Any]] = [{"lent": 10 * GIB}, {"is_mixed": False}]  # too little, and ranks
     for less in few:
-        assert not chosen(OPEN, with_(of_8b, **less)).lent_tokens
+        assert not choose_sizes(OPEN, with_(of_8b, **less)).lent_tokens
     for asked in ({"longest": 6000}, {"tokens_per_microbatch": 16384}):
-        assert not chosen(with_(OPEN, **asked), of_8b).lent_tokens
+        assert not choose_sizes(with_(OPEN, **asked), of_8b).lent_tokens
 
 
 def test_little_memory_still_makes_micro_batches() -> None:
-    found = chosen(OPEN, with_(ROOM, bytes=1))
+    found = choose_sizes(OPEN, with_(ROOM, bytes=1))
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (1024, True)
 
 
@@ -127,7 +127,7 @@ def test_megatron_on_a_cpu_gets_small_ones(model: Path) -> None:
         for trainer in ("fsdp", "megatron")
     }
     assert most == {"fsdp": 16384, "megatron": 2048}
-    assert chosen(OPEN, Room(most=2048)).tokens_per_microbatch == 2048
+    assert choose_sizes(OPEN, Room(most=2048)).tokens_per_microbatch == 2048
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 2048), ("bfloat16", 16384)])
@@ -141,7 +141,7 @@ def test_fp32_megatron_on_gpu_gets_small_ones(
 
 
 def test_unknown_memory_is_taken_to_be_enough() -> None:
-    found = chosen(OPEN, Room())
+    found = choose_sizes(OPEN, Room())
     assert (found.tokens_per_microbatch, found.activation_checkpointing) == (16384, False)
 
 

@@ -157,7 +157,7 @@ class NeverOpens(Served):
 
 
 class FailsLate(Served):
-    """When the trainer is there already."""
+    """A server that fails when the trainer has started already."""
 
     @classmethod
     async def open(cls, *_: Any, **__: Any) -> Served:

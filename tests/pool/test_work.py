@@ -67,7 +67,7 @@ class Trainer:
 async def test_looking_meanwhile_keeps_the_steps_peak() -> None:
     done = WorkDone(cast("Any", Trainer()), None)
     await done.health()
-    assert (await done.status(is_base_here=True)).memory_peak == 9
+    assert (await done.health()).memory_peak == 9
     assert await done.take_memory() == (2, 9)
     assert await done.take_memory() == (2, 4)
 

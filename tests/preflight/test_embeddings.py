@@ -69,7 +69,7 @@ def test_an_end_token_beyond_embeddings_is_refused(key: str, base: Path) -> None
 
 
 def test_rows_are_read_anew_for_fewer_embeddings(base: Path) -> None:
-    larger = Tokenizer(base).known
+    larger = Tokenizer(base).digest
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
-    assert Tokenizer(base).known != larger
+    assert Tokenizer(base).digest != larger

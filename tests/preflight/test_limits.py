@@ -194,7 +194,7 @@ async def test_pools_refuse_as_the_preflight_does(spec: dict[str, Any], tmp_path
     config = PoolSetup(pool="p", model="m", model_path=str(TINY), ranks=ranks, **names)
     nobody: Any = None
     with pytest.raises(SpecError) as refused:
-        async with host._started(config, nobody, tmp_path, None):
+        async with host._started(config, nobody, nobody, tmp_path, None):
             pass
     assert words(refused.value) == refused_before(setup)
 

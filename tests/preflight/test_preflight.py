@@ -22,7 +22,7 @@ from lorad.daemon.runs.preflight import answer
 from lorad.errors import SpecError
 from lorad.models.directory import linear_shapes, read_config, resolve
 from lorad.preflight.__main__ import preflight
-from lorad.protocol.preflight import ErrorSaid, PreflightLine, SpecFacts
+from lorad.protocol.preflight import ErrorFacts, PreflightLine, SpecFacts
 from lorad.spec.lora import Lora
 from lorad.spec.model import convert
 from lorad.spec.text import load_spec, places
@@ -333,7 +333,7 @@ def test_the_module_answers_in_json(tmp_path: Path) -> None:
     good = run_module(json.dumps({"spec": {"name": "x"}, "cwd": str(tmp_path)}))
     assert good.facts is not None and good.facts.model_path == str(TINY)
     bad = run_module(json.dumps({"spec": {"lora": {"rank": 0}}, "cwd": str(tmp_path)}))
-    said = ErrorSaid(
+    said = ErrorFacts(
         "SpecError",
         "lora.rank: Expected int >= 1",
         "The default is 16.",

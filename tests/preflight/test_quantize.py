@@ -12,7 +12,7 @@ from lorad.models.directory import resolve
 from lorad.models.facts import read_facts
 from lorad.preflight.__main__ import preflight
 from lorad.preflight.backends import check_backends
-from lorad.preflight.quantize import check_blocks
+from lorad.preflight.directory import check_blocks
 from lorad.spec.model import Spec, convert
 from tests.models.test_families import make_model
 

@@ -297,7 +297,7 @@ async def test_client_waits_where_many_connect(tmp_path: Path) -> None:
             before.append(socket.socket(socket.AF_UNIX))
             before[-1].setblocking(False)
             before[-1].connect(str(tmp_path / "s"))
-    asked = asyncio.create_task(asyncio.to_thread(Transport(tmp_path / "s", 60).one, "GET", "/v1/status"))
+    asked = asyncio.create_task(asyncio.to_thread(Transport(tmp_path / "s", 60).ask, "GET", "/v1/status"))
     assert not (await asyncio.wait([asked], timeout=0.5))[0]
     peers = [(await asyncio.to_thread(listener.accept))[0] for _ in before]  # the last is the client's
     peer = peers[-1]

@@ -128,8 +128,8 @@ async def test_hanging_quantum_shows_in_heartbeat(monkeypatch: pytest.MonkeyPatc
 
 def test_heart_overwrites_its_file_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
-    heart = Heart(tmp_path / "heartbeat")
-    heart.start()
+    heart = Heart()
+    heart.start(tmp_path / "heartbeat")
     heart.work("train " + 50 * "long")
     until(lambda: (beat := read_beat(tmp_path / "heartbeat")) is not None and beat.doing.startswith("train"))
     first, stat = read_beat(tmp_path / "heartbeat"), (tmp_path / "heartbeat").stat()
@@ -142,7 +142,7 @@ def test_heart_overwrites_its_file_and_stops(tmp_path: Path, monkeypatch: pytest
 def test_unwritable_or_torn_heartbeat_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path / "absent" / "heartbeat", tmp_path / "link"):
-        Heart(path).start()
+        Heart().start(path)
     until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
     assert not (tmp_path / "elsewhere").exists() and read_beat(tmp_path / "absent") is None
     (tmp_path / "torn").write_text('{"at": 1')
@@ -225,7 +225,7 @@ def test_pool_beats_before_it_imports_torch(home: Path, started: list[subprocess
 
 
 def test_a_beat_has_words_for_people(tmp_path: Path) -> None:
-    heart = Heart(tmp_path / "heartbeat")
+    heart = Heart()
     heart.tell("sampling 41 of 64")
     (tmp_path / "heartbeat").write_bytes(heart._line())
     beat = read_beat(tmp_path / "heartbeat")
@@ -234,8 +234,8 @@ def test_a_beat_has_words_for_people(tmp_path: Path) -> None:
 
 def test_another_phase_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.protocol.heartbeat.BEAT_SECONDS", 1000.0)
-    heart = Heart(tmp_path / "heartbeat")
-    heart.start()
+    heart = Heart()
+    heart.start(tmp_path / "heartbeat")
 
     def is_read(words: str) -> bool:
         found = read_beat(tmp_path / "heartbeat")

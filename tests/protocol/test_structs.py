@@ -15,7 +15,7 @@ from lorad.protocol.structs import learn_structs
 RACE = """
 import sys, threading, types
 import msgspec
-from lorad.protocol.structs import learn_structs, learnt
+from lorad.protocol.structs import learn_structs, with_decoder
 
 MODULE = '''
 from __future__ import annotations
@@ -34,7 +34,7 @@ for number in range(300):
     sys.modules[module.__name__] = module
     exec(MODULE, module.__dict__)
     outers.append(module.Outer)
-if sys.argv[1] == "learnt":
+if sys.argv[1] == "at start":
     assert learn_structs() >= 600
 barrier = threading.Barrier(4)
 sys.setswitchinterval(1e-6)
@@ -42,7 +42,7 @@ sys.setswitchinterval(1e-6)
 def decode():
     for outer in outers:
         barrier.wait()
-        msgspec.json.decode(DATA, type=learnt(outer) if sys.argv[1] == "by each" else outer)
+        msgspec.json.decode(DATA, type=with_decoder(outer) if sys.argv[1] == "by each" else outer)
 
 threads = [threading.Thread(target=decode) for _ in range(4)]
 [thread.start() for thread in threads]
@@ -54,7 +54,7 @@ def race(how: str) -> int:
     return subprocess.run([sys.executable, "-c", RACE, how], timeout=120, check=False).returncode
 
 
-@pytest.mark.parametrize("how", ["learnt", "by each"])
+@pytest.mark.parametrize("how", ["at start", "by each"])
 def test_structs_learnt_before_threads_crash_nothing(how: str) -> None:
     """All are learnt at the start, or each thread learns what it is about to decode, as the client does."""
     assert race(how) == 0

@@ -170,7 +170,7 @@ def test_rows_are_rendered_once_with_system_and_settings(tmp_path: Path) -> None
         "[system]Be brief.[user]aFalse",
         "[system]own[user]bFalse",
     ]
-    assert tokenizer._renderer is not None and tokenizer._renderer._process is None  # no step needs it again
+    assert tokenizer._renderer is not None and tokenizer._renderer.process is None  # no step needs it again
 
 
 def test_settings_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_settings_that_nothing_would_read_are_refused(tmp_path: Path) -> None:
 def test_the_process_that_renders_never_loads_torch(tmp_path: Path) -> None:
     tokenizer = Tokenizer(write(tmp_path, "{{ messages[0].content }}"))
     assert tokenizer.chat([{"role": "user", "content": "a"}]) == "a"
-    assert tokenizer._renderer is not None and (process := tokenizer._renderer._process) is not None
+    assert tokenizer._renderer is not None and (process := tokenizer._renderer.process) is not None
     assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     tokenizer.close()
     assert process.returncode is not None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lorad.rl.pairs import Judged, label_loss, mismatched_divergence, pair_loss
+from lorad.rl.pairs import PreferenceOutcome, label_loss, mismatched_divergence, pair_loss
 from lorad.spec.algorithm import Preference
 
 LENGTHS = np.array([3, 2, 4, 1])
@@ -21,7 +21,7 @@ ALL = [
 ]
 
 
-def judged(wanted: Preference, at: np.ndarray) -> Judged:
+def judged(wanted: Preference, at: np.ndarray) -> PreferenceOutcome:
     if wanted.loss == "kto":
         desired = np.array([True, False, False, True])
         return label_loss(at, REFERENCE, LENGTHS, desired, wanted, 0.1, TRAINED)

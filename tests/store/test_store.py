@@ -13,12 +13,16 @@ from msgspec import structs
 
 from lorad.errors import Conflict, NotFound
 from lorad.protocol.journal import JournalWriter
-from lorad.states import MOVES, EndReason, Move, RunState, target
+from lorad.states import MOVES, EndReason, Move, RunState
 from lorad.store import aliases, checkpoints, events, ingest, metrics, pools, runs, versions
 from lorad.store.db import Store
 from tests.kit.journals import begin, checkpoint, new_run, step, version
 
 EVERY_MOVE = [(state, move) for state in RunState for move in Move]
+
+
+def target(state: RunState, move: Move) -> RunState | None:
+    return MOVES[move].get(state)
 
 
 @pytest.fixture

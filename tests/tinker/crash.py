@@ -43,7 +43,10 @@ def free_port() -> int:
 
 
 class Asker:
-    """One client, which has one model. lost: share of answers that it never gets, and asks for again."""
+    """Trains one model as a client.
+
+    lost: the share of answers that it never gets, and asks for again.
+    """
 
     def __init__(self, port: int, key: str, lost: float = 0.0) -> None:
         self._port, self._key, self._lost = port, key, lost
@@ -158,7 +161,7 @@ def box(**settings: Any) -> Iterator[tuple[World, int, str]]:
 
 
 class Disturber(threading.Thread):
-    """Kills one process after another, each when the client was told so many results, and a moment later.
+    """Kills one process after another, each a moment after the client has so many results.
 
     pace: the seconds of a result where nobody is killed; the moment is as long at most.
     """
@@ -197,7 +200,13 @@ class Disturber(threading.Thread):
 
 
 class Outcome(NamedTuple):
-    """told: the results. pace: seconds of each. tensors: at the end. killed: who was."""
+    """What a client got, and what was killed meanwhile.
+
+    told: the results.
+    pace: the seconds of each result.
+    tensors: the weights at the end.
+    killed: the kinds of processes that were killed, in order.
+    """
 
     told: list[bytes]
     pace: float
@@ -206,7 +215,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(steps: int, kills: int, lost: float, pace: float = 0.0) -> Outcome:
-    """Train, and kill so many processes meanwhile. pace: see Disturber."""
+    """Train, and kill so many processes meanwhile; `Disturber` explains `pace`."""
     with box() as (made, port, key):
         asker = Asker(port, key, lost)
         disturber = Disturber(made, asker, kills, 3 * steps, pace)

@@ -20,7 +20,7 @@ from lorad.errors import Conflict, LoradError
 from lorad.records.runs import Run
 from lorad.tinker.door.app import make_app
 from lorad.tinker.door.door import Door, opened
-from lorad.tinker.door.keys import Keys
+from lorad.tinker.door.guard import Keys
 from lorad.tinker.door.messages import FLOAT32, INT64, M
 from lorad.tinker.log import LogWriter, follow, read
 from lorad.tinker.records import (
@@ -50,7 +50,11 @@ BASE = "tiny/base"
 
 
 class FakeDaemon:
-    """runs: state of each, by name, and why it ended. refuses: raised when a run is to be made."""
+    """A daemon that makes no processes.
+
+    runs: the state of each run by name, and why it ended.
+    refuses: the error that it raises when a run is to be made.
+    """
 
     def __init__(self, home: Home) -> None:
         self.home, self.runs = home, dict[str, str]()
@@ -82,7 +86,10 @@ class FakeDaemon:
 
 
 class FakeLanes:
-    """Answers the requests of all runs in the order of seq, until it is held. versions: numbers used."""
+    """Answers the requests of all runs in the order of seq, while `held` is set.
+
+    versions: how many versions it has published.
+    """
 
     def __init__(self, home: Home) -> None:
         self.home, self.held = home, asyncio.Event()

@@ -270,7 +270,7 @@ async def test_a_silent_session_is_parked_and_resumed(tmp_path: Path) -> None:
         model = await alice.model(session)
         await world.door.models.park_silent(60.0)
         assert list(world.daemon.runs.values()) == ["running"]
-        world.door.state.seen[session] -= 61
+        world.door.state.heard_at[session] -= 61
         await world.door.models.park_silent(60.0)
         assert list(world.daemon.runs.values()) == ["paused"]
         await alice.result(await alice.send("optim_step", model, 1, adam_params={}))
@@ -313,7 +313,7 @@ async def test_parking_is_tried_until_the_daemon_answers(
         assert list(world.daemon.runs.values()) == ["running"]
         await world.door.models.park_silent(300.0)
         assert list(world.daemon.runs.values()) == ["paused"]
-        assert session not in world.door.state.seen
+        assert session not in world.door.state.heard_at
 
 
 async def test_a_restarted_door_parks_finished_sessions(tmp_path: Path) -> None:
@@ -335,8 +335,8 @@ async def test_a_pause_by_others_outlives_silence(tmp_path: Path) -> None:
         session = await world.alice.session()
         model = await world.alice.model(session)
         world.daemon.runs = dict.fromkeys(world.daemon.runs, "paused")
-        world.door.models.runs._seen.clear()  # what the daemon said a moment ago
-        world.door.state.seen[session] -= 301
+        world.door.models.runs._answers.clear()  # what the daemon said a moment ago
+        world.door.state.heard_at[session] -= 301
         await world.door.models.park_silent(300.0)
         await world.alice.result(await world.alice.send("optim_step", model, 1, adam_params={}))
         assert not world.door.state.models[model].parked

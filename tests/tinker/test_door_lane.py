@@ -37,6 +37,13 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("not within 5 s")
 
 
+async def opened(directory: Path) -> LaneClient:
+    await asyncio.to_thread(directory.mkdir, exist_ok=True)
+    lane = LaneClient(directory)
+    await lane.wake()
+    return lane
+
+
 async def is_reason(lane: LaneClient, words: str) -> bool:
     return lane.reason() == words
 
@@ -51,7 +58,7 @@ async def forgotten(lane: LaneClient, seq: int) -> bool:
 
 
 async def test_what_is_in_a_snapshot_is_forgotten(tmp_path: Path) -> None:
-    lane = await LaneClient.open(tmp_path / "tinker")
+    lane = await opened(tmp_path / "tinker")
     for seq in range(4):
         await lane.submit(seq, f"digest {seq}", Step(1e-3))
     with LogWriter(tmp_path / "tinker" / "results") as results:
@@ -70,7 +77,7 @@ async def test_what_is_in_a_snapshot_is_forgotten(tmp_path: Path) -> None:
 
 async def test_a_missing_number_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lorad.tinker.door.lane._HOLE_SECONDS", -1.0)
-    lane = await LaneClient.open(tmp_path / "tinker")
+    lane = await opened(tmp_path / "tinker")
     await lane.submit(0, "a", Step(1e-3))
     await lane.submit(2, "b", Step(1e-3))
     with LogWriter(tmp_path / "tinker" / "results") as results:
@@ -107,7 +114,7 @@ CHECKPOINTS = (Saved("a", "kept"), Saved("b", "gone"), Saved("c", "again"))
 
 
 async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
-    lane = await LaneClient.open(short / "tinker")
+    lane = await opened(short / "tinker")
     await submit(lane, 0, 1, 2, 3, 4)
     drop_requests(short)
     await submit(lane, 5)
@@ -124,7 +131,7 @@ async def test_old_results_go_and_checkpoints_stay(short: Path) -> None:
     await until(lambda: is_gone(lane, 6))
     await until(lambda: is_result(lane, 1, CHECKPOINTS[0]))
     await lane.sleep()
-    again = await LaneClient.open(lane.directory)
+    again = await opened(lane.directory)
     assert await again.result(1, 5) == CHECKPOINTS[0] and again.knows(1)
     assert ([result.seq for result in again.saved], again.last) == ([1, 4], 6)
     await again.sleep()
@@ -136,7 +143,7 @@ async def submit(lane: LaneClient, *seqs: int) -> None:
 
 
 def drop_requests(run: Path) -> None:
-    """As if each were in a segment of its own, which the door dropped."""
+    """Empty the log of requests, as if the door had dropped a segment for each."""
     for path in (run / "tinker" / "requests").iterdir():
         path.write_bytes(b"")
 

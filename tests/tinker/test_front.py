@@ -162,5 +162,5 @@ async def test_a_door_lets_no_other_user_in(home: Path, monkeypatch: pytest.Monk
     world.tinker_socket_of(os.getuid()).parent.mkdir(parents=True)
     async with answering_as_owner(world, TinkerSettings(), os.getuid()), before(world) as client:
         assert await status(client, "telemetry") == 200
-        monkeypatch.setattr("lorad.tinker.door.keys.may_call", lambda peer: False)
+        monkeypatch.setattr("lorad.tinker.door.guard.may_call", lambda peer: False)
         assert await status(client, "telemetry") == 403

@@ -15,7 +15,7 @@ from lorad.box.paths import Home
 from lorad.cli.commands.tinker import door
 from lorad.errors import DaemonUnreachable, NotFound, SpecError
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.keys import Keys
+from lorad.tinker.door.guard import Keys
 from tests.kit.world import World
 
 

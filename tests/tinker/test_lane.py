@@ -86,7 +86,7 @@ def test_a_killed_lane_tells_what_others_do(
 
 @pytest.mark.system
 def test_parking_between_passes_changes_nothing(calm: LaneRun, running: Running, tmp_path: Path) -> None:
-    """The gradients of the passes that were told are made again."""
+    """Passes whose results were written are done again, for their gradients."""
     made, wanted = LaneRun(running, tmp_path, "parked"), [*script(STEPS)]
     for last in (2, 4, 13, LAST):
         first = len(made.told()) if made.run.journal.exists() else 0
@@ -137,7 +137,7 @@ def test_a_failed_pass_fails_its_step(running: Running, tmp_path: Path) -> None:
 def test_what_cannot_be_done_fails_its_future(
     running: Running, tmp_path: Path, wanted: Arguments, words: str
 ) -> None:
-    """And the model trains on."""
+    """The model trains on after it."""
     made = LaneRun(running, tmp_path, f"refused-{abs(hash(words)) % 10**6}")
     made.ask(Create(), pass_of(0), STEP, wanted, pass_of(1), STEP, pass_of(2), STEP)
     assert made.serve(7).reason == "stopped"

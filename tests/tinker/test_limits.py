@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from lorad.protocol.batch import Sampling
 from lorad.tinker.door import app, sampling, state
 from lorad.tinker.door.routes import samplers, sessions
 from tests.tinker.door_kit import BASE, Caller, World, a_pass, home_with_keys, running_door
@@ -62,6 +64,17 @@ async def test_samples_over_the_limit_wait(world: World, monkeypatch: pytest.Mon
     slow.set()
     await world.alice.result(f"{asked['sampling_session_id']}:1")
     await world.alice.ask("asample", asked | {"seq_id": 3})
+
+
+async def test_a_request_cancelled_at_once_has_ended(world: World) -> None:
+    """It takes no place of its owner, and its polls are answered."""
+    samples: Any = world.door.samples
+    wish = sampling.Wish(np.array([5], np.int32), np.array([7], np.uint64), Sampling(1))
+    samples.start("s:1", "digest", "alice", "a@1", wish)
+    samples.cancel("alice", "s:1")
+    request = samples.find("s:1")
+    assert await request.wait(5.0) and request.error == ("it was cancelled", "user")
+    assert samples._under_way["alice"] == 0
 
 
 async def test_one_owner_has_so_many_bytes_waiting(tmp_path: Path) -> None:

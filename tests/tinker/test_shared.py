@@ -207,7 +207,7 @@ def test_a_new_daemon_keeps_running_doors(box: Doors) -> None:
 def test_doors_end_with_the_daemon_on_request(box: Doors) -> None:
     pids, models = box.doors, box.sees(BOB)
     assert models
-    Transport(box.world.socket, 60).one("POST", "/v1/shutdown", ShutdownRequest(gateway=True))
+    Transport(box.world.socket, 60).ask("POST", "/v1/shutdown", ShutdownRequest(gateway=True))
     box.daemon.wait()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     box.python = WARM

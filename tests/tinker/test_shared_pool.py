@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lorad.box.keys import make_key
-from lorad.pool.joint import Asked, Joint
+from lorad.pool.joint import Joint, JointCall
 from lorad.tinker.records import Create, Passed
 from tests.kit.pool_kit import TINY, running_pool
 from tests.kit.world import SMALL, World
@@ -73,7 +73,7 @@ def test_passes_in_flight_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyP
     groups, pair = list[int](), list[LaneRun]()
     plain = Joint._gathered
 
-    async def watched(joint: Joint) -> list[Asked]:
+    async def watched(joint: Joint) -> list[JointCall]:
         # else one may be over before the other is there
         while not all(made.told() for made in pair):  # noqa: ASYNC110 (what is told is polled)
             await asyncio.sleep(0.01)

@@ -27,10 +27,10 @@ class Counting(Prepared):
         super().__init__(world)
         self.paths = list[str]()
 
-    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
+    def ask(self, method: str, path: str, body: Struct | None = None) -> Json:
         if path != "/v1/status":
             self.paths.append(path.removeprefix("/v1/"))
-        return super().one(method, path, body)
+        return super().ask(method, path, body)
 
 
 def happened(*events: Json, tick: bool = False) -> Changes:

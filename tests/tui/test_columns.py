@@ -10,8 +10,9 @@ import pytest
 from lorad.client.columns import COLUMNS, filled, leader
 from lorad.records.runs import Run
 from lorad.tui.dashboard.column_picker import ColumnPicker
-from lorad.tui.dashboard.run_columns import USUAL, columns_file, remember, remembered, shaped
+from lorad.tui.dashboard.run_columns import FILE, USUAL, remember, remembered, shaped
 from lorad.tui.dashboard.run_rows import cells
+from lorad.tui.state_files import state_file
 from tests.kit.tui_world import (
     World,
     a_run,
@@ -90,7 +91,7 @@ async def test_chosen_columns_are_shown_and_remembered() -> None:
         await user.press(*"trainer.lr", "space", *["backspace"] * 10, *"eta", "space", "enter")
         await until(user, lambda: "trainer.lr" in heading(user) and "3e-05" in screen_text(user))
         assert "eta" not in heading(user) and asked[0]["keys"] == ["trainer.lr"]
-    assert stat.S_IMODE(columns_file().stat().st_mode) == 0o600
+    assert stat.S_IMODE(state_file(FILE).stat().st_mode) == 0o600
     world.live(True)
     async with using(world, LARGE) as user:
         await until(user, lambda: "3e-05" in screen_text(user))
@@ -106,7 +107,7 @@ async def test_columns_are_moved_and_reset_by_keys() -> None:
         await until(user, lambda: heading(user).split()[:3] == ["name", "step", "state"])
         await user.press("c", "ctrl+r", "enter")
         await until(user, lambda: heading(user).split()[:3] == ["name", "state", "step"])
-    assert not columns_file().exists()
+    assert not state_file(FILE).exists()
 
 
 async def test_a_click_chooses_a_column() -> None:
@@ -147,10 +148,10 @@ async def test_what_does_not_fit_goes_from_the_right() -> None:
     ],
 )
 async def test_a_broken_file_is_ignored_with_notice(text: bytes, told: str) -> None:
-    columns_file().parent.mkdir(parents=True, exist_ok=True)
-    columns_file().write_bytes(text)
+    state_file(FILE).parent.mkdir(parents=True, exist_ok=True)
+    state_file(FILE).write_bytes(text)
     columns, notice = remembered()
-    assert columns == USUAL and told in notice and str(columns_file()) in notice
+    assert columns == USUAL and told in notice and str(state_file(FILE)) in notice
     async with using(busy_world()) as user:
         await until(user, lambda: len(names(user)) == 3 and user.app._notifications)
         assert [told in note.message for note in user.app._notifications] == [True]

@@ -196,7 +196,7 @@ async def test_thousands_of_runs_page(count: int, pages: int) -> None:
             user,
             lambda: names(user)[-1] == f"run-{count - 1:04}" and f"page {pages}/" in line(user, "#title"),
         )
-        assert len(user.app.screen._made._made) <= 400  # type: ignore[attr-defined]
+        assert len(user.app.screen._maker._last_made) <= 400  # type: ignore[attr-defined]
 
 
 async def test_cells_are_made_only_for_changed_rows(monkeypatch: pytest.MonkeyPatch) -> None:

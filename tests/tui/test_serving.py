@@ -17,7 +17,7 @@ from lorad.records.versions import ServedAlias
 from lorad.text import one_line
 from lorad.tui.run.screen import RunScreen
 from lorad.tui.screens.dialogs import AskDialog
-from lorad.tui.serving.alias_rows import AliasData, cells, milliseconds, title, values
+from lorad.tui.serving.alias_rows import AliasData, alias_row, milliseconds, title
 from lorad.tui.serving.chat import MOST, ChatPanel, Question, sampling_of
 from lorad.tui.serving.screen import Serving
 from lorad.tui.widgets.line import Line
@@ -314,9 +314,9 @@ def test_cells_are_sane_whatever_they_hold() -> None:
     row = an_alias("a\nb\x1b", by=None, step=None, attested="", traffic=TRAFFIC | {"p50": None, "p95": 1e9})
     odd = shaped(ServedAlias, row)
     data = AliasData([odd], {"sorter@6": "tiny-1"}, {}, None, [], False)
-    found = cells(odd, data)
-    assert found["alias"].plain == one_line("a\nb\x1b") and found["p50"].plain == "-"
-    assert values(odd, data)["pool"] == "tiny-1" and found["attested"].plain == "not yet"
+    cells, values = alias_row(odd, data)
+    assert cells["alias"].plain == one_line("a\nb\x1b") and cells["p50"].plain == "-"
+    assert values["pool"] == "tiny-1" and cells["attested"].plain == "not yet"
     assert (
         title(data._replace(aliases=[replace(odd, traffic=None)])).plain
         == "Serving  1 alias · no gateway is up"

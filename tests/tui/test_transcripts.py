@@ -14,7 +14,7 @@ from lorad.records.measured import Evaluation
 from lorad.records.samples import Sample
 from lorad.tui.samples.groups import grouped
 from lorad.tui.samples.look import Look, chances
-from lorad.tui.samples.parts import told
+from lorad.tui.samples.parts import text_and_parts
 from lorad.tui.widgets.table import Rows
 from lorad.tui.widgets.text_view import Reader, TextBlock
 from tests.kit.tui_samples import a_sample, a_world, opened, samples_of
@@ -215,7 +215,7 @@ def test_parts_lie_in_the_text_in_order(said: list[tuple[str, str]]) -> None:
         EpisodeTurn(text, "stop", 1, observation=answer, calls=(ToolCall("f", None, written=text[:2]),))
         for text, answer in said
     ]
-    text, parts = told(Sample(1, turns=turns, end="done"))
+    text, parts = text_and_parts(Sample(1, turns=turns, end="done"))
     places = [place for part in parts for place in (part.start, part.end)]
     assert places == sorted(places) and (not places or places[-1] <= len(text))
     assert all(letter in "\n\u2003" or letter.isprintable() for letter in text)

@@ -4,19 +4,16 @@ refuse.
 Each function asks the daemon, so it runs on a thread.
 """
 
-from collections.abc import Mapping
-
 from lorad.client.client import Client
 from lorad.records.versions import Checkpoint
 from lorad.states import RunState
 from lorad.text import size
-
-_Values = Mapping[str, str]  # what was typed for the action
+from lorad.tui.actions.action import Values
 
 _QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed later."
 
 
-def of_stop(client: Client, run: str, _: _Values) -> str:
+def of_stop(client: Client, run: str, _: Values) -> str:
     row = client.show(run)
     if RunState(row.state).is_over:
         return ""
@@ -25,7 +22,7 @@ def of_stop(client: Client, run: str, _: _Values) -> str:
     return "It finishes the step it is at, writes a checkpoint and ends. It can be resumed later."
 
 
-def of_kill(client: Client, run: str, _: _Values) -> str:
+def of_kill(client: Client, run: str, _: Values) -> str:
     row = client.show(run)
     if RunState(row.state).is_over:
         return ""
@@ -38,7 +35,7 @@ def of_kill(client: Client, run: str, _: _Values) -> str:
     return f"Its driver is ended at once, in the middle of a step. Resuming will start from {begins}.{again}"
 
 
-def of_resume(client: Client, run: str, values: _Values) -> str:
+def of_resume(client: Client, run: str, values: Values) -> str:
     """Describe what was done since a checkpoint that is older than the newest."""
     start = values.get("from", "").strip()
     row = client.show(run)
@@ -57,7 +54,7 @@ def of_resume(client: Client, run: str, values: _Values) -> str:
     )
 
 
-def of_rm(client: Client, run: str, _: _Values) -> str:
+def of_rm(client: Client, run: str, _: Values) -> str:
     row = client.show(run)
     if not RunState(row.state).is_over:
         return ""
@@ -73,7 +70,7 @@ def of_rm(client: Client, run: str, _: _Values) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
 
 
-def of_unpin(client: Client, version: str, _: _Values) -> str:
+def of_unpin(client: Client, version: str, _: Values) -> str:
     name, _at, number = version.partition("@")
     rows = client.adapters(name) if number.isdecimal() else []
     row = next((row for row in rows if str(row.version) == number), None)
@@ -83,7 +80,7 @@ def of_unpin(client: Client, version: str, _: _Values) -> str:
     return f"It may be unloaded, and its files deleted once nothing needs them.{aliases}"
 
 
-def of_rollback(client: Client, alias: str, _: _Values) -> str:
+def of_rollback(client: Client, alias: str, _: Values) -> str:
     moves = client.alias_moves(alias)
     if len(moves) < 2 or moves[1].version is None:
         return ""
@@ -94,16 +91,16 @@ def of_rollback(client: Client, alias: str, _: _Values) -> str:
     )
 
 
-def of_unalias(client: Client, alias: str, _: _Values) -> str:
+def of_unalias(client: Client, alias: str, _: Values) -> str:
     return f"From then on requests for {alias} fail: there is no such model. The version stays."
 
 
-def of_end(client: Client, pool: str, _: _Values) -> str:
+def of_end(client: Client, pool: str, _: Values) -> str:
     return f"The base of {pool} is loaded again when a run or a request needs it, which takes its time."
 
 
 def _newest(checkpoints: list[Checkpoint]) -> int | None:
-    return max((one.step for one in checkpoints), default=None)
+    return max((saved.step for saved in checkpoints), default=None)
 
 
 def _steps(saved: int, step: int) -> str:

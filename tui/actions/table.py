@@ -56,18 +56,12 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("bill.since", "v", "Since when", "choose(1, 1)", footer="shown"),
         Action("bill.since_before", "V", "Since when, the other way round", "choose(1, -1)"),
     ],
-    "nodes": [
-        Action("nodes.pool", "l", "Its pool", "pool", footer="shown"),
-    ],
+    "nodes": [Action("nodes.pool", "l", "Its pool", "pool", footer="shown")],
     "boxes": [
-        Action("boxes.all", "a", "Runs of all", "open('all')", "The runs of all boxes in one table", "shown"),
+        Action("boxes.all", "a", "Runs of all", "open('all')", "The runs of all boxes in one table", "shown")
     ],
-    "device": [
-        Action("device.pool", "l", "Its pool", "pool", footer="shown"),
-    ],
-    "pool_screen": [
-        Action("pool.next", "tab", "The slots, or the log", "app.focus_next"),
-    ],
+    "device": [Action("device.pool", "l", "Its pool", "pool", footer="shown")],
+    "pool_screen": [Action("pool.next", "tab", "The slots, or the log", "app.focus_next")],
     "table": [
         Action("table.down", "j", "Down", "move(1)"),
         Action("table.up", "k", "Up", "move(-1)"),
@@ -98,9 +92,7 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("board.next", "tab", "Next pane", "app.focus_next"),
         Action("board.previous", "shift+tab", "Pane before", "app.focus_previous"),
     ],
-    "back": [
-        Action("screen.back", "escape", "Back", "back", footer="kept"),
-    ],
+    "back": [Action("screen.back", "escape", "Back", "back", footer="kept")],
     "tabs": [
         Action("tabs.next", "right_square_bracket", "Next tab", "tab(1)", display="]"),
         Action("tabs.previous", "left_square_bracket", "Previous tab", "tab(-1)", display="["),
@@ -135,9 +127,7 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("curves.tail", "t", "The last 1000, 200, 50 steps, or all", "tail"),
         Action("curves.figures", "f", "The table of figures, or not", "figures"),
     ],
-    "over": [
-        Action("over.help", "question_mark,f1", "Help", "app.help"),
-    ],
+    "over": [Action("over.help", "question_mark,f1", "Help", "app.help")],
     "choose": [
         Action("choose.cancel", "escape", "Cancel", "dismiss", footer="shown"),
         Action("choose.down", "down", "Down", "go(1)"),
@@ -212,20 +202,9 @@ ACTIONS: dict[str, Sequence[Action]] = {
     "spec_text": _scrolling("spec"),
     "why_text": _scrolling("why"),
     "samples": [
-        Action(
-            "samples.earlier", "less_than_sign,comma", "Earlier step", "step(-1)", footer="shown", display="<"
-        ),
-        Action(
-            "samples.later",
-            "greater_than_sign,full_stop",
-            "Later step",
-            "step(1)",
-            footer="shown",
-            display=">",
-        ),
-        Action(
-            "samples.jump", "number_sign", "Step …", "ask('step')", footer="shown", display="#", first=True
-        ),
+        Action("samples.earlier", "less_than_sign,comma", "Earlier step", "step(-1)", "", "shown", "<"),
+        Action("samples.later", "greater_than_sign,full_stop", "Later step", "step(1)", "", "shown", ">"),
+        Action("samples.jump", "number_sign", "Step …", "ask('step')", "", "shown", "#", first=True),
         Action("samples.latest", "l", "Latest", "latest"),
         Action("samples.search", "slash", "Search", "ask('search')", footer="shown", display="/", first=True),
         Action("samples.next", "n", "Next match", "find(1)"),
@@ -246,16 +225,12 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("samples.markdown", "m", "Markdown rendered, or as written", "look('markdown')"),
         Action("samples.undo", "escape", "Leave the text, the comparison, search, filter", "undo"),
     ],
-    "versions_tab": [
-        Action("versions.current", "c", "Current one", "current", footer="shown"),
-    ],
+    "versions_tab": [Action("versions.current", "c", "Current one", "current", footer="shown")],
     "checkpoints": [
         replace(VERBS["resume"], id="checkpoints.resume", keys="r", label="Resume from it"),
         replace(VERBS["fork"], id="checkpoints.fork", keys="f", label="Fork its version"),
     ],
-    "prompt": [
-        Action("prompt.close", "escape", "Close", "close"),
-    ],
+    "prompt": [Action("prompt.close", "escape", "Close", "close")],
     "logs": [
         Action("logs.filter", "slash", "Filter", "filter", footer="shown", display="/", first=True),
         Action("logs.unfilter", "escape", "All lines", "unfilter"),
@@ -269,9 +244,7 @@ ACTIONS: dict[str, Sequence[Action]] = {
         Action("events.kind", "v", "Show other kinds", "kind(1)", footer="shown"),
         Action("events.kind_before", "V", "Show the kind before", "kind(-1)"),
     ],
-    "serving": [
-        Action("serving.chat", "c", "Chat", "chat", footer="shown"),
-    ],
+    "serving": [Action("serving.chat", "c", "Chat", "chat", footer="shown")],
     "chat": [
         Action("chat.leave", "escape", "Cancel the answer, or go back", "leave", footer="shown"),
         Action("chat.before", "up", "The prompt before", "recall(-1)"),

@@ -14,13 +14,13 @@ from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import bindings
 from lorad.tui.dashboard.one_liners import counted
 from lorad.tui.dashboard.run_columns import USUAL, shaped
-from lorad.tui.dashboard.run_rows import LEVELS, Lazy, cell, cells, values
+from lorad.tui.dashboard.run_rows import LEVELS, Lazy, cells, values
 from lorad.tui.dashboard.snapshot import rank
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
-from lorad.tui.widgets.columns import TableColumn, Values
+from lorad.tui.widgets.columns import Cells, TableColumn, Values
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.table import Cells, Rows
+from lorad.tui.widgets.table import Rows
 
 _BOX = TableColumn("box", 4, 16, 0, orders=True, shrinks=8)
 
@@ -28,7 +28,6 @@ _BOX = TableColumn("box", 4, 16, 0, orders=True, shrinks=8)
 class AllRunsScreen(TableScreen):
     """A row is called BOX/RUN, as in `lorad --host all list`."""
 
-    TABLE = "all-runs"
     OVER_BOXES = True
     BINDINGS = bindings("run", "back")
     DEFAULT_CSS = """
@@ -41,9 +40,10 @@ class AllRunsScreen(TableScreen):
         super().__init__()
         self._boxes: tuple[watch.BoxState, ...] = ()
         self._runs: dict[str, tuple[watch.BoxState, Run]] = {}
+        self.table = Rows((_BOX, *shaped(USUAL)), id="all-runs", marks_missing=True)
 
     def body(self) -> Iterable[Widget]:
-        yield Rows((_BOX, *shaped(USUAL)), id=self.TABLE, marks_missing=True)
+        yield self.table
         yield Line(id="others")
 
     def read(self, client: Client, changes: Changes) -> tuple[watch.BoxState, ...] | None:
@@ -69,7 +69,7 @@ class AllRunsScreen(TableScreen):
         levels = [alarm.level for alarm in state.alarms if alarm.on == "run" and alarm.subject == run.name]
         if levels and run.state != "ended":
             row["state"].append(f" {LEVELS[min(levels)][0]}", LEVELS[min(levels)][1])
-        return {"box": cell(state.name, "bold"), **row}
+        return {"box": Text(state.name, "bold"), **row}
 
     def _values_of(self, key: str) -> Values:
         state, run = self._runs[key]
@@ -79,14 +79,11 @@ class AllRunsScreen(TableScreen):
     def targets(self, on: str) -> list[str]:
         return self.table.chosen if on == "run" else []
 
-    def owner(self, target: str) -> str | None:
-        return self._runs[target][1].owner if target in self._runs else None
+    def run_of(self, target: str) -> Run | None:
+        return self._runs[target][1] if target in self._runs else None
 
     def has(self, target: str) -> bool:
         return target in self._runs
-
-    def state(self, run: str) -> str:
-        return self._runs[run][1].state if run in self._runs else ""
 
     def may_act(self, target: str) -> bool:
         state, run = self._runs[target]

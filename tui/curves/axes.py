@@ -82,9 +82,7 @@ def _whole(value: float) -> int:
 
 
 def short(value: float | None) -> str:
-    """Format a number in at most 8 characters, with three digits after the point where that is precise
-    enough.
-    """
+    """Format a number in at most 8 characters, three after the point where that is precise enough."""
     if value is None:
         return "–"
     size = abs(value)

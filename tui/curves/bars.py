@@ -18,7 +18,6 @@ class BarChart:
         bars: The place of the run, the left end, the width and the height of each bar; heights are shares of
             the samples of its run.
         ticks: Where x is named, and how.
-        bins: How many bins there are.
     """
 
     title: str
@@ -37,10 +36,7 @@ def title_of(metric: str) -> str:
 
 
 def bar_chart(spreads: Sequence[AmountSpread]) -> BarChart:
-    """Lay out an amount of the samples of runs, whose bars stand side by side.
-
-    spreads: one amount, counted in the same bins.
-    """
+    """Lay out one amount of the samples of runs, counted in the same bins, with the bars side by side."""
     bins = spreads[0].bins
     width = _FILLED / len(spreads)
     bars = [

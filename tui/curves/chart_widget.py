@@ -1,7 +1,4 @@
-"""A chart on the screen: a title, a picture of curves, a cursor.
-
-Each line is made once and kept until it changes.
-"""
+"""A chart on the screen: a title, a picture of curves, a cursor. Lines are made once and kept."""
 
 from dataclasses import dataclass
 
@@ -25,10 +22,7 @@ RUNS = len(DARK)  # at most as many at once: more cannot be told apart
 
 
 class Chart(Widget):
-    """A chart that `show` gives something to draw, and `point` a title and a cursor.
-
-    index: the place of the chart among the others.
-    """
+    """A chart at a place among others, to which `show` gives something to draw, `point` title and cursor."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 

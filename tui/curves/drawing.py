@@ -57,9 +57,7 @@ class _Canvas:
     def strokes(
         self, at: Sequence[int], first: list[int], top: list[int], bottom: list[int], last: list[int]
     ) -> None:
-        """Draw a vertical stroke in each column, and join the last point of one to the first point of the
-        next.
-        """
+        """Draw a vertical stroke in each column, and join the last point of one to the first of the next."""
         columns = self.columns
         x0 = -1
         y0 = 0
@@ -86,11 +84,6 @@ class _Canvas:
             y = middle
         self.stroke(x1, y, y1)
 
-    def dash(self, pattern: str) -> None:
-        for column in range(len(self.columns)):
-            if pattern[column // 2 % len(pattern)] == "0":
-                self.columns[column] = 0
-
     def cells(self) -> Iterator[tuple[int, int, str]]:
         """Yield the row, the cell and the character of what is not empty."""
         for cell, (left, right) in enumerate(zip(self.columns[::2], self.columns[1::2], strict=True)):
@@ -108,12 +101,7 @@ class _Canvas:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one run that are joined by a line.
-
-    Attributes:
-        place: The place of its run, from 0.
-        ground: It is drawn faintly beneath the others.
-    """
+    """The points of the run at a place, joined by a line. ground: it is drawn faintly beneath the others."""
 
     xs: array[int]
     ys: array[float]
@@ -336,8 +324,10 @@ def _curve(picture: Picture, curve: Curve, of: list[_Stroke], up: _Scale) -> Non
     canvas = _Canvas(picture.across.dots, up.dots)
     columns, firsts, lows, highs, lasts = zip(*of, strict=True)
     canvas.strokes(columns, up.all(firsts), up.all(highs), up.all(lows), up.all(lasts))
-    if not curve.ground:
-        canvas.dash(_DASHES[curve.place % len(_DASHES)])
+    pattern = "1" if curve.ground else _DASHES[curve.place % len(_DASHES)]
+    for column in range(len(canvas.columns)):
+        if pattern[column // 2 % len(pattern)] == "0":
+            canvas.columns[column] = 0
     look = f"{'ground' if curve.ground else 'run'}{curve.place}"
     for row, cell, glyph in canvas.cells():
         picture.put(row, GUTTER + cell, glyph, look)

@@ -73,7 +73,7 @@ def write(
 
 
 def write_histograms(name: str, charts: Mapping[str, Sequence[AmountSpread]], runs: Sequence[str]) -> Path:
-    """Write histograms of amounts with all runs to a file, see `write`."""
+    """Write histograms of amounts with all runs to a file, as `write` does."""
     refuse(name)
     path = expanded(name).absolute()
     if path.suffix.lower() == ".csv":
@@ -179,7 +179,6 @@ def _chart(axes: "Axes", metric: str, drawn: Plot, runs: Sequence[str]) -> None:
 
 
 def _label(place: int, runs: Sequence[str]) -> str:
-    """Name a run in a legend."""
     letter = f"{LETTERS[place % len(LETTERS)]} " if len(runs) > 1 else ""
     label = letter + one_line(runs[place])
     return f" {label}" if label.startswith("_") else label  # matplotlib would leave it out

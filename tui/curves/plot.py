@@ -150,11 +150,7 @@ def title(
     *,
     now: bool,
 ) -> Text:
-    """Write the metric's name, its value at a step of each track, and its best one.
-
-    Args:
-        now: Keys act on this chart.
-    """
+    """Write the metric's name, its value at a step of each track, and its best one. now: keys act on it."""
     head = Text.assemble((f"{'▶' if now else ' '} {names(metric)[0]}", "bold reverse" if now else "bold"))
     for place, (track, step) in enumerate(zip(tracks, steps, strict=True)):
         value = None if step is None else nearby(metric, track, step)

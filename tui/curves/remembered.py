@@ -12,11 +12,7 @@ _FILE = "curves.json"
 
 
 class CurveChoices(msgspec.Struct, frozen=True):
-    """The choices of a user.
-
-    metrics: the names of the metrics that have a chart, in order.
-    table: is the table of figures shown.
-    """
+    """The choices of a user. metrics: the charts in order. table: whether figures are shown."""
 
     metrics: list[str] = []
     x: str = "step"
@@ -27,9 +23,7 @@ class CurveChoices(msgspec.Struct, frozen=True):
     table: bool = True
 
     def look(self) -> CurveLook:
-        """Return the look that was chosen; what a newer or older lorad wrote and this one does not know is as
-        at first.
-        """
+        """Return the look that was chosen, as at first where another version wrote what is not known."""
         smooth = self.smooth if self.smooth in SMOOTH else SMOOTH[1]
         return CurveLook(smooth, self.log, self.spikes, self.x if self.x in AXES else AXES[0], self.best)
 

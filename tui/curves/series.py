@@ -24,8 +24,10 @@ AXES = ("step", "tokens", "time")
 
 @dataclass(eq=False)
 class _View:
-    """Points of a series, smoothed by an exponential moving average of `weight` (as TensorBoard does: begun
-    without bias) and, with `log`, log10 of what is above zero; what is not stands in `left`."""
+    """Points of a series, smoothed by an exponential moving average as in TensorBoard, begun without bias.
+
+    With `log` it has log10 of what is above zero; the x of the rest stand in `left`.
+    """
 
     _weight: float
     _log: bool
@@ -108,11 +110,7 @@ class Series:
 
 @dataclass(eq=False)
 class Track:
-    """A run: a series for each metric, of every `every`-th step and the last one.
-
-    Attributes:
-        detail: The steps of a window at a finer grain.
-    """
+    """A run: a series for each metric, of every `every`-th step and the last one; and a window in detail."""
 
     every: int = 1
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -253,9 +251,7 @@ def stride(steps: int, kept: int) -> int:
 
 @dataclass
 class Window:
-    """The part that is looked at: `span` steps (None: all) until `end` (None: the newest one, whatever
-    comes).
-    """
+    """The part that is looked at: `span` steps (None: all) until `end` (None: the newest, whatever comes)."""
 
     span: int | None = None
     end: int | None = None

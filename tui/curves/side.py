@@ -21,7 +21,7 @@ class CurvesSide(Vertical):
     CurvesSide #curves-column { height: 1fr; margin-top: 1; }
     """
 
-    _told: tuple[int | None, Values, _Before, Colors] | None = None
+    _last: tuple[int | None, Values, _Before, Colors] | None = None
 
     def compose(self) -> ComposeResult:
         yield Line(id="curves-figures")
@@ -33,7 +33,7 @@ class CurvesSide(Vertical):
 
     def tell(self, step: int | None, values: Values, before: _Before, colors: Colors) -> None:
         """Show the figures of a step. before: called for so many steps before this one, newest first."""
-        self._told = step, values, before, colors
+        self._last = step, values, before, colors
         width, height = self.size
         if not self.display or not width:
             return
@@ -44,6 +44,5 @@ class CurvesSide(Vertical):
         self.query_one("#curves-column", Line).say(Text("\n", no_wrap=True).join(upright))
 
     def on_resize(self) -> None:
-        """Lay out the last content again for the new size."""
-        if self._told is not None:
-            self.tell(*self._told)
+        if self._last is not None:
+            self.tell(*self._last)

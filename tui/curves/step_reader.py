@@ -31,7 +31,6 @@ class Part:
         evals: The series of the evaluations; None when nothing in them changed.
         detail: Another detail than before.
         finer: The steps that follow in the detail.
-        more: There is more to read.
         gone: Why the run cannot be read.
     """
 
@@ -92,10 +91,9 @@ class StepReader:
         others: Sequence[str],
         window: tuple[int, int] | None,
     ) -> list[Part]:
-        """Read `run` (as `show` returned it) and other runs by name.
+        """Read `run` (as `show` returned it) and other runs by name; when that fails, nothing counts as read.
 
         window: the steps that are on screen; None: all.
-        When anything fails, nothing of it counts as read.
         """
         rows = {run.name: run}
         try:

@@ -83,10 +83,7 @@ def figures(step: int | None, values: Values, width: int, height: int) -> Text:
 
 
 def spent(values: Values) -> dict[str, float]:
-    """Return the seconds of a step by verb, in order.
-
-    Attesting is a part of publishing, and is taken from it; what no verb took is `other`.
-    """
+    """Return the seconds of a step by verb, in order: publishing without attesting, the rest as `other`."""
     took = {verb.name: values[key] for verb in _VERBS if (key := f"seconds_{verb.name}") in values}
     if "attest" in took and "publish" in took:
         took["publish"] = max(took["publish"] - took["attest"], 0.0)
@@ -113,10 +110,7 @@ def bar(seconds: Mapping[str, float], width: int, colors: Colors, most: float | 
 
 
 def where(values: Values, width: int, colors: Colors) -> list[Text]:
-    """Return two lines: the bar of a step, and its parts.
-
-    Where it is narrow, the smallest parts are left out.
-    """
+    """Return two lines: the bar of a step, and its parts, without the smallest where it is narrow."""
     seconds = spent(values)
     if not seconds:
         return []
@@ -134,10 +128,7 @@ def where(values: Values, width: int, colors: Colors) -> list[Text]:
 def column(
     values: Values, before: Iterable[tuple[int, Values]], width: int, height: int, colors: Colors
 ) -> list[Text]:
-    """Return the parts of a step below each other, and under them a bar for each step `before`, newest first.
-
-    All bars have one scale.
-    """
+    """Return the parts of a step, and below them a bar for each step before, newest first, on one scale."""
     seconds = spent(values)
     if not seconds:
         return []

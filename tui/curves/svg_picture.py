@@ -29,8 +29,9 @@ def columns_of(charts: int) -> int:
 
 
 def picture(charts: Mapping[str, Plot | BarChart], runs: Sequence[str], *, legend: bool = True) -> str:
-    """Draw the charts of metrics. runs: their names, in the order of the places of their curves. legend: say
-    below which curve is whose.
+    """Draw the charts of metrics, with a legend below that says which curve is whose.
+
+    runs: their names, by the places of their curves.
     """
     columns = columns_of(len(charts))
     height = -(-len(charts) // columns) * _HEIGHT
@@ -100,7 +101,6 @@ def _chart(metric: str, drawn: Plot) -> str:
 
 
 def _bars(drawn: BarChart) -> str:
-    """Draw a histogram."""
     wide = _ACROSS / max(drawn.bins, 1)
     parts = [svg.text((_LEFT + _ACROSS / 2, _TOP - 12), drawn.title, text_anchor="middle", font_size=14)]
     for share in ticks(0.0, drawn.highest, 6):

@@ -48,7 +48,7 @@ class Charts(Grid, can_focus=True):
     DEFAULT_CSS = "Charts { width: 1fr; height: 100%; grid-gutter: 0 1; }"
 
     class Placed(Message):
-        """There is room for more of them, or for fewer."""
+        """The number of charts that fit has changed."""
 
     places = 1
 
@@ -90,10 +90,7 @@ class CurveNames(Line):
     _ends: tuple[int, ...] = ()
 
     def offer(self, names: Sequence[str], shown: range, current: int) -> None:
-        """List the names, from as far left as lets the current one be seen.
-
-        shown: the places of the names whose charts are on the screen.
-        """
+        """List the names from as far left as lets the current one be seen. shown: the ones with a chart."""
         text = Text(no_wrap=True, overflow="ellipsis")
         ends = list[int]()
         widths = [Text(name).cell_len + 2 for name in names]
@@ -149,7 +146,7 @@ class CurvesTab(RunTab):
 
     # -- reading ---------------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> list[Part] | None:
-        return self._reader.read(client, changes, run, self.scene.others, self.scene.wanted) or None
+        return self._reader.read(client, changes, run, self.scene.others, self.scene.asked_window) or None
 
     def show(self, data: list[Part]) -> None:
         for part in data:
@@ -208,13 +205,12 @@ class CurvesTab(RunTab):
         line.append("  " + " · ".join(part for part in parts if part), "dim")
         self.query_one("#curves-legend", Line).say(line)
         self._point()
-        was = scene.wanted
-        scene.wanted = steps if scene.look.window.span else None
-        if scene.wanted not in (None, was) and every > 1:
+        was = scene.asked_window
+        scene.asked_window = steps if scene.look.window.span else None
+        if scene.asked_window not in (None, was) and every > 1:
             self.base.lorad.feed.again()
 
     def _list_metrics(self) -> None:
-        """Draw the names of the metrics, the current one among them."""
         scene = self.scene
         shown = scene.shown(self.query_one(Charts).places)
         self.query_one(CurveNames).offer([names(metric)[0] for metric in scene.metrics], shown, scene.metric)
@@ -290,14 +286,21 @@ class CurvesTab(RunTab):
         self.draw()
 
     def action_cursor(self, by: int) -> None:
-        self.scene.move_cursor(by)
-        if self.scene.look.window.span:
+        """Move the cursor by a number of known steps; the window moves with it."""
+        scene = self.scene
+        at = scene.cursor if scene.cursor is not None else scene.step_bounds()[1]
+        scene.cursor = scene.near(at).nearest(at, by)
+        scene.look.window.reveal(scene.track.place(scene.look.x, scene.cursor or 0), *scene.ends())
+        if scene.look.window.span:
             self.draw()
         else:
             self._point()
 
     def action_cursor_to(self, end: int) -> None:
-        self.scene.to_end(last=end < 0)
+        """Move to the first step, or to the last one, which is then followed."""
+        self.scene.cursor = None if end < 0 else self.scene.track.nearest(0)
+        if self.scene.look.window.span is not None:
+            self.scene.look.window.end = None if end < 0 else 0
         self.draw()
 
     def _chose(self) -> None:
@@ -310,7 +313,11 @@ class CurvesTab(RunTab):
         self._chose()
 
     def action_hide(self) -> None:
-        self.scene.hide()
+        """Show no chart of the current metric; the last one stays."""
+        scene = self.scene
+        if len(scene.metrics) > 1:
+            del scene.metrics[scene.metric]
+            scene.metric = min(scene.metric, len(scene.metrics) - 1)
         self._chose()
 
     def action_zoom(self, factor: float) -> None:
@@ -322,7 +329,7 @@ class CurvesTab(RunTab):
         self.draw()
 
     def action_tail(self) -> None:
-        self.scene.tail()
+        self.scene.show_tail()
         self.draw()
 
     def action_figures(self) -> None:
@@ -333,14 +340,16 @@ class CurvesTab(RunTab):
     @work
     async def action_choose_metric(self) -> None:
         options = {}
-        for metric in self.scene.known():
+        for metric in self.scene.measured():
             name, whole = names(metric)
             about = " · ".join(part for part in (kind(metric), whole if whole != name else "") if part)
             value = f"{short(nearby(metric, self.scene.track, self.scene.step)):>9}  "
             options[metric] = Text.assemble((f"{name:<26}", "bold"), value, (about, "dim"))
         chosen = await self.app.push_screen_wait(Choose("Which metric?", options, self.scene.name))
         if chosen is not None:
-            self.scene.choose(chosen)
+            if chosen not in self.scene.metrics:
+                self.scene.metrics.append(chosen)
+            self.scene.metric = self.scene.metrics.index(chosen)
             self._chose()
 
     @work
@@ -387,7 +396,7 @@ class CurvesTab(RunTab):
                 letter = LETTERS[scene.others.index(run.name) + 1] if run.name in scene.others else " "
                 parts = (f"{letter} ", (one_line(run.name), "bold"), "  ", state_text(run))
                 end = f"  {run.step}/{run.steps or '?'}  {figure_in_words(run)}"
-                options[run.name] = Text.assemble(*parts, (end, "dim"), no_wrap=True)
+                options[run.name] = Text.assemble(*parts, (end, "dim"))
         chosen = await self.app.push_screen_wait(Choose("Compare with which run?", options))
         if chosen in scene.others:
             scene.drop(chosen)

@@ -1,6 +1,4 @@
-"""The state of the curves tab, without Textual: which runs, which metrics, which steps, and where the cursor
-is.
-"""
+"""The state of the curves tab, without Textual: its runs, metrics and steps, and where the cursor is."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,17 +13,17 @@ _Values = Mapping[str, float]
 
 
 class Scene:
-    """The state of the tab. Another thread reads `others` and `wanted`; each is only ever replaced.
+    """The state of the tab. Another thread reads `others` and `asked_window`; each is only ever replaced.
 
     others: the runs beside `run`, in the order of the legend.
-    wanted: the window whose steps are asked for; None: all.
+    asked_window: the window whose steps are asked for; None: all.
     """
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.tracks: dict[str, Track] = {run: Track()}
         self.others: tuple[str, ...] = ()
-        self.wanted: tuple[int, int] | None = None
+        self.asked_window: tuple[int, int] | None = None
         chosen = choices()
         self.look = chosen.look()
         self.metrics = [*chosen.metrics]
@@ -67,18 +65,7 @@ class Scene:
     def name(self) -> str:
         return self.metrics[self.metric]
 
-    def choose(self, metric: str) -> None:
-        if metric not in self.metrics:
-            self.metrics.append(metric)
-        self.metric = self.metrics.index(metric)
-
-    def hide(self) -> None:
-        """Show no chart of the current metric; the last one stays."""
-        if len(self.metrics) > 1:
-            del self.metrics[self.metric]
-            self.metric = min(self.metric, len(self.metrics) - 1)
-
-    def known(self) -> list[str]:
+    def measured(self) -> list[str]:
         """Return all metrics that the runs have; the ones with a chart come first."""
         measured = {name for track in self.runs for name in (*track.series, *track.sets)}
         return [*self.metrics, *sorted(measured - {*self.metrics, *FACTS})]
@@ -148,18 +135,6 @@ class Scene:
         return ((number, track.values(number, "seconds")) for number in steps)
 
     # -- looking ---------------------------------------------------------------------------------------------
-    def move_cursor(self, by: int) -> None:
-        """Move the cursor by a number of known steps; the window moves with it."""
-        at = self.cursor if self.cursor is not None else self.step_bounds()[1]
-        self.cursor = self.near(at).nearest(at, by)
-        self.look.window.reveal(self.track.place(self.look.x, self.cursor or 0), *self.ends())
-
-    def to_end(self, *, last: bool) -> None:
-        """Move to the first step, or to the last one, which is then followed."""
-        self.cursor = None if last else self.track.nearest(0)
-        if self.look.window.span is not None:
-            self.look.window.end = None if last else 0
-
     def zoom(self, factor: float, at: int | None) -> None:
         """Zoom about a step; a factor of 0 shows all steps."""
         self._tail = None
@@ -181,7 +156,7 @@ class Scene:
             case _:
                 setattr(self.look, what, not getattr(self.look, what))
 
-    def tail(self) -> None:
+    def show_tail(self) -> None:
         """Show fewer of the last steps, or all after the fewest."""
         self._tail = _following(TAILS, self._tail)
         track = self.track

@@ -132,7 +132,6 @@ class ColumnPicker(ModalScreen[tuple[str, ...] | None]):
         self._fill(name)
 
     def action_shift(self, by: int) -> None:
-        """Move the column under the cursor to the left or the right."""
         name = self._at
         if name is None or name == _FIXED or name not in self._chosen:
             return

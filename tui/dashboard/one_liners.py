@@ -48,6 +48,10 @@ def busy(device: Device) -> str:
     return "" if device.utilization is None else f"{device.utilization:.0%}"
 
 
+def pool_of(device: Device) -> str | None:
+    return device.pool or (device.lease.pool if device.lease else None)
+
+
 def holder(device: Device) -> str:
     """Say who leases a device, and since when, and who reserved it."""
     lease = device.lease

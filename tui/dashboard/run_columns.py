@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -18,6 +17,7 @@ USUAL = (
 _KEYS = ("trainer.lr", "lora.rank", "lora.alpha", "algorithm.name", "kl", "loss", "entropy")
 OFFERED = (*COLUMNS, *_KEYS)
 _MOST = 40  # columns
+FILE = "columns.json"
 _SHAPES = {
     column.key: column
     for column in (
@@ -58,14 +58,9 @@ def shaped(names: Iterable[str]) -> tuple[TableColumn, ...]:
     return tuple(columns)
 
 
-def columns_file() -> Path:
-    """Name the file that keeps the choice of this user."""
-    return state_file("columns.json")
-
-
 def remembered() -> tuple[Sequence[str], str]:
     """Read the columns that were chosen, else the usual ones; and what is wrong with the file, or ""."""
-    path = columns_file()
+    path = state_file(FILE)
     try:
         kept = read_state(path, _KeptColumns).columns
     except FileNotFoundError:
@@ -83,7 +78,7 @@ def remembered() -> tuple[Sequence[str], str]:
 
 def remember(names: Sequence[str]) -> None:
     """Keep a choice; the usual columns need no file. Raises NotAllowed where it cannot be written."""
-    path = columns_file()
+    path = state_file(FILE)
     try:
         if tuple(names) == USUAL:
             path.unlink(missing_ok=True)

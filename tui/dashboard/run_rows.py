@@ -15,10 +15,9 @@ from lorad.records.runs import Run
 from lorad.text import coarse_age, one_line
 from lorad.tui.dashboard.run_columns import USUAL
 from lorad.tui.dashboard.snapshot import rate
-from lorad.tui.widgets.columns import Values
+from lorad.tui.widgets.columns import Cells, Value, Values
 from lorad.tui.widgets.sparkline import Scale, sparkline
 
-_Cells = dict[str, Text]
 _T = TypeVar("_T")
 # How a state looks besides its colour.
 SIGNS = {
@@ -79,27 +78,27 @@ class CellMaker:
     alarms: Mapping[str, Sequence[Alarm]] = field(default_factory=dict)  # by run
     devices: Mapping[str, str] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
-    _made: dict[str, tuple[Run, Any, _Cells]] = field(default_factory=dict)
+    _last_made: dict[str, tuple[Run, Any, Cells]] = field(default_factory=dict)
 
-    def cells(self, run: Run, *, is_member: bool = False) -> _Cells:
+    def cells(self, run: Run, *, is_member: bool = False) -> Cells:
         """Make the cells of a run. is_member: the run stands below the row of its sweep."""
         may_act = self.may_act(run.owner)
         level = self.level([run])
         more = self.devices.get(run.name), self.costs.get(run.name)
         looks = self.columns, self.width, self.scale, self.has_losses
         depends = coarse_age(run.created_at), looks, more, may_act, level, is_member
-        before = self._made.get(run.name)
+        before = self._last_made.get(run.name)
         if before is not None and before[0] is run and before[1] == depends:
             return before[2]
         row = self.plain(self.filled(run), is_yours=may_act)
         if level and run.state != "ended":
             row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
         if is_member:
-            row["name"] = cell("└ ", "dim").append_text(row["name"])
-        self._made[run.name] = run, depends, row
+            row["name"] = Text("└ ", "dim").append_text(row["name"])
+        self._last_made[run.name] = run, depends, row
         return row
 
-    def plain(self, run: Run, *, is_yours: bool = True) -> _Cells:
+    def plain(self, run: Run, *, is_yours: bool = True) -> Cells:
         """Make the cells without what its alarms and its sweep add."""
         names = with_figures(self.columns, self.has_losses)
         row = cells(run, columns=names, width=self.width, scale=self.scale, is_yours=is_yours)
@@ -114,15 +113,15 @@ class CellMaker:
 
     def forget(self, names: Mapping[str, Any]) -> None:
         """Forget the cells of all runs but these."""
-        for name in self._made.keys() - names.keys():
-            del self._made[name]
+        for name in self._last_made.keys() - names.keys():
+            del self._last_made[name]
 
 
 def state_text(run: Run) -> Text:
     """Return a sign and a word for the state; an ended run shows its reason."""
     word = run.reason or phase(run)
     sign, style = SIGNS.get(word, BAD)
-    return Text(f"{sign} {one_line(word).replace('_', ' ')}", style=style, no_wrap=True, overflow="ellipsis")
+    return Text(f"{sign} {one_line(word).replace('_', ' ')}", style)
 
 
 def bar(part: float, width: int) -> str:
@@ -147,37 +146,33 @@ def cells(
     width: int = 8,
     scale: Scale | None = None,
     is_yours: bool = True,
-) -> _Cells:
+) -> Cells:
     """Make the text of every column. width, scale: the cells and the ends of the line of recent rewards."""
     quiet = "dim" if run.state == "ended" else ""
-    row: _Cells = {}
+    row: Cells = {}
     for name in columns:
         match name:
             case "state":
                 row[name] = state_text(run)
             case "owner":
                 owner = one_line(run.owner[:_LONGEST])
-                row[name] = cell(owner, quiet) if is_yours else cell(f"{_NOT_YOURS} {owner}", "dim")
+                row[name] = Text(owner, quiet) if is_yours else Text(f"{_NOT_YOURS} {owner}", "dim")
             case "recent":
-                row[name] = cell(sparkline(run.recent, width, scale), quiet or _STYLES[name])
+                row[name] = Text(sparkline(run.recent, width, scale), quiet or _STYLES[name])
             case "name":
-                row[name] = cell(one_line(run.name[:_LONGEST]), quiet)
+                row[name] = Text(one_line(run.name[:_LONGEST]), quiet)
             case "step":
                 total = f"/{total_steps(run.steps)}" if run.steps else ""
-                row[name] = cell(f"{run.step}{total}", quiet)
+                row[name] = Text(f"{run.step}{total}", quiet)
             case "progress":
-                row[name] = cell(bar(share(run), 8) if run.steps else "", quiet or _STYLES[name])
+                row[name] = Text(bar(share(run), 8) if run.steps else "", quiet or _STYLES[name])
             case "eval":
-                row[name] = cell(one_line(evals_in_words(run, "→")), quiet)
+                row[name] = Text(one_line(evals_in_words(run, "→")), quiet)
             case "age":
-                row[name] = cell(coarse_age(run.created_at), quiet)
+                row[name] = Text(coarse_age(run.created_at), quiet)
             case _:
-                row[name] = cell(one_line(client_cell(run, name)[:400]), quiet)
+                row[name] = Text(one_line(client_cell(run, name)[:400]), quiet)
     return row
-
-
-def cell(text: str, style: str = "") -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def values(run: Run, columns: Iterable[str] = USUAL) -> Values:
@@ -185,10 +180,10 @@ def values(run: Run, columns: Iterable[str] = USUAL) -> Values:
     return {name: _value(run, name) for name in columns}
 
 
-def _value(run: Run, name: str) -> str | float | None:
+def _value(run: Run, name: str) -> Value:
     match name:
         case "name" | "owner" | "base" | "step" | "steps" | "reward" | "version" | "attempt" | "priority":
-            field: str | float | None = getattr(run, name)
+            field: Value = getattr(run, name)
             return field
         case "state":
             return run.reason or phase(run)

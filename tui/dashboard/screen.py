@@ -70,23 +70,25 @@ class Dashboard(Base):
         self._pace = 0.0  # tokens per second of all runs
         self._runs: dict[str, Run] = {}
         self._alarms: dict[str, list[Alarm]] = {}  # by run
-        self._made = CellMaker()
-        self._sweeps = SweepMaker(self._made)
+        self._maker = CellMaker()
+        self._sweeps = SweepMaker(self._maker)
         self._rows: Groups = {}
         self._opened: set[str] = set()  # sweeps whose runs are listed
         self._spans: dict[str, tuple[Run, Scale | None]] = {}  # of the recent rewards of runs
+        self._filter = Input(id="filter", placeholder=filter.HINT, compact=True, select_on_focus=False)
 
     def body(self) -> Iterable[Widget]:
         # the feed's thread's from here on, but for `all`
         self.board = Board(self.lorad.config.alarms, self.lorad.acknowledged, self.lorad.box or HERE)
         yield Line(id="alarmed")
         columns, self._notice = remembered()
-        self.board.columns = self._made.columns = tuple(columns)
-        (table := Rows(shaped(columns), id="runs", marks_missing=True)).add_class("-none")
-        yield table
+        self.board.columns = self._maker.columns = tuple(columns)
+        self.table = Rows(shaped(columns), id="runs", marks_missing=True)
+        self.table.add_class("-none")
+        yield self.table
         yield Line(id="empty")
         yield Line(id="why")
-        yield Input(id="filter", placeholder=filter.HINT, compact=True, select_on_focus=False)
+        yield self._filter
         with Container(id="brief"):
             yield Line(id="pools-lines")
             yield Line(id="devices-lines")
@@ -102,14 +104,6 @@ class Dashboard(Base):
         if self._notice:
             self.notify(self._notice, severity="warning", timeout=15, markup=False)
 
-    @property
-    def table(self) -> Rows:
-        return self.query_one("#runs", Rows)
-
-    @property
-    def filter(self) -> str:
-        return self.query_one("#filter", Input).value
-
     # -- what is read and shown ------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> Snapshot | None:
         return self.board.read(client, changes)
@@ -123,20 +117,20 @@ class Dashboard(Base):
         for alarm in data.alarms:
             if alarm.on == "run":
                 self._alarms.setdefault(alarm.subject, []).append(alarm)
-        self._made.forget(self._runs)
+        self._maker.forget(self._runs)
         self.draw()
         self._draw_panes()
 
     def draw(self) -> None:
         """Draw the runs that match the filter."""
-        maker = self._made
+        maker = self._maker
         maker.width = _fitting(_SPARK, self.size.width)
         maker.may_act = self.lorad.may_act
         maker.alarms = self._alarms
         maker.devices = devices_of(self._news.pools) if "device" in maker.columns else {}
         maker.costs = self._news.costs
         runs = self._runs
-        if words := filter.words(self.filter):
+        if words := filter.words(self._filter.value):
             kinds = {name: " ".join(alarm.kind for alarm in self._alarms.get(name, ())) for name in runs}
             runs = {n: run for n, run in runs.items() if filter.has(filter.fields(run, kinds[n]), words)}
         scale = None
@@ -158,7 +152,7 @@ class Dashboard(Base):
         self.table.show(Lazy(self._rows, self._cells_of), Lazy(self._rows, self._values_of), parents)
         self.table.set_class(not runs, "-none")
         empty = self.query_one("#empty", Line)
-        none = f"No run has all of: {one_line(self.filter)}\n\nesc shows all runs again."
+        none = f"No run has all of: {one_line(self._filter.value)}\n\nesc shows all runs again."
         empty.say(none if self._runs else _EMPTY)
         empty.set_class(bool(runs), "-none")
         if runs and self.focused is None:
@@ -169,11 +163,10 @@ class Dashboard(Base):
         if (sweep := sweep_of(key)) is not None:
             return self._sweeps.cells(self._rows[key], is_open=sweep in self._opened)
         run = self._runs[key]
-        return self._made.cells(run, is_member=bool(run.sweep) and key_of(run.sweep or "") in self._rows)
+        return self._maker.cells(run, is_member=bool(run.sweep) and key_of(run.sweep or "") in self._rows)
 
     def _values_of(self, key: str) -> Values:
-        """Return what the row is ordered by now."""
-        group = [self._made.filled(run) for run in self._rows[key]]
+        group = [self._maker.filled(run) for run in self._rows[key]]
         columns = [self.table.by]
         return sweep_values(group, columns) if sweep_of(key) else values(group[0], columns)
 
@@ -202,7 +195,7 @@ class Dashboard(Base):
         counts = self._counts
         parts = [", ".join(f"{counts[state]:,} {state}" for state in _ORDER if state in counts) or "no runs"]
         parts += [f"{one_liners.speed(self._pace)} tok/s"] if self._pace else []
-        parts += [f"{len(self.table.names):,} of {len(self._runs):,} shown"] if self.filter else []
+        parts += [f"{len(self.table.names):,} of {len(self._runs):,} shown"] if self._filter.value else []
         parts += [self.table.says] if self.table.says else []
         parts += ["old runs too"] if self.board.all else []
         self.say_title(Text.assemble(("lorad  ", "bold"), " · ".join(parts)))
@@ -246,14 +239,11 @@ class Dashboard(Base):
         else:
             self.notify(f"No run of the sweep is left to {verb}.", markup=False)
 
-    def owner(self, target: str) -> str | None:
-        return self._runs[target].owner if target in self._runs else None
+    def run_of(self, target: str) -> Run | None:
+        return self._runs.get(target)
 
     def has(self, target: str) -> bool:
         return target in self._runs or any(pool.pool == target for pool in self._news.pools)
-
-    def state(self, run: str) -> str:
-        return self._runs[run].state if run in self._runs else ""
 
     def _offer(self) -> None:
         names = self.targets("run")
@@ -298,9 +288,8 @@ class Dashboard(Base):
 
     def narrow(self, filter_text: str) -> None:
         """Show the runs that match a filter; all for ""."""
-        field = self.query_one("#filter", Input)
-        field.value = filter_text
-        field.display = bool(filter_text)
+        self._filter.value = filter_text
+        self._filter.display = bool(filter_text)
         self.table.focus()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -319,16 +308,12 @@ class Dashboard(Base):
         return opens(self, action)
 
     def action_filter(self) -> None:
-        field = self.query_one("#filter", Input)
-        field.display = True
-        self.set_focus(field)
+        self._filter.display = True
+        self.set_focus(self._filter)
 
     def action_unfilter(self) -> None:
-        field = self.query_one("#filter", Input)
-        field.value = ""
-        field.display = False
         self.table.unmark()
-        self.table.focus()
+        self.narrow("")
 
     def action_next_alarm(self) -> None:
         """Move the cursor to the next row, or the first, that has an alarm."""
@@ -373,12 +358,11 @@ class Dashboard(Base):
     # -- columns ---------------------------------------------------------------------------------------------
     @work
     async def action_columns(self) -> None:
-        """Ask which columns are wanted, and keep the choice."""
-        chosen = await self.app.push_screen_wait(ColumnPicker(self._made.columns))
-        if chosen is None or chosen == self._made.columns:
+        chosen = await self.app.push_screen_wait(ColumnPicker(self._maker.columns))
+        if chosen is None or chosen == self._maker.columns:
             return
         self.table.use(shaped(chosen))
-        self.board.columns = self._made.columns = chosen
+        self.board.columns = self._maker.columns = chosen
         self.draw()
         self.lorad.feed.open(self)
         try:

@@ -13,7 +13,7 @@ from lorad.alarms import MEASURED, Alarm, alarms, order
 from lorad.box.config import AlarmLimits
 from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
-from lorad.client.columns import costs_of, keys_of
+from lorad.client.columns import COLUMNS
 from lorad.records.daemon import Status
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
@@ -88,7 +88,7 @@ class Board:
     def read(self, client: Client, changes: "Changes") -> Snapshot | None:
         """Return the current snapshot, or None when nothing in it changed."""
         everything = changes.everything
-        keys = keys_of(self.columns)
+        keys = [name for name in self.columns if name not in COLUMNS]
         names = list(changes.kinds)  # of the runs to ask for
         if changes.tick:  # runs that change without an event, too
             passing = [name for name, run in self._runs.items() if run.state in _PASSING]
@@ -114,17 +114,17 @@ class Board:
             self._runs |= fresh
             if any(places.get(name) != rank(run) for name, run in fresh.items()):
                 self._runs = dict(sorted(self._runs.items(), key=lambda item: rank(item[1])))
+        events = client.history(limit=_HISTORY) if everything else changes.events
         if everything:
-            self._events = deque(filter(_is_news, client.history(limit=_HISTORY)), _EVENTS)
-        else:
-            last = self._events[-1].id if self._events else 0
-            self._events.extend(event for event in changes.events if event.id > last and _is_news(event))
+            self._events.clear()
+        last = self._events[-1].id if self._events else 0
+        self._events.extend(event for event in events if event.id > last and event.kind not in _ROUTINE)
         if changes.tick:
             self._pools = client.pools()
             self._devices = client.devices()
             self._status = client.status()
             if "cost" in self.columns and (everything or time.monotonic() - self._priced > _PRICED):
-                self._costs = costs_of(client.bill())
+                self._costs = {row.key: row.cost for row in client.bill().rows if row.cost is not None}
                 self._priced = time.monotonic()
         return self._news(everything)
 
@@ -170,10 +170,6 @@ class Board:
 def rank(run: Run) -> tuple[int, float]:
     """Return the key by which runs are ordered: first runs that work, then runs that wait, then the ended."""
     return _PLACES.get(run.state, 0), -run.created_at
-
-
-def _is_news(event: Event) -> bool:
-    return event.kind not in _ROUTINE
 
 
 def rate(run: Run) -> float | None:

@@ -10,18 +10,9 @@ from lorad.client.columns import amount, groups_of, leader, seconds_left, togeth
 from lorad.client.words import evals_in_words, figure_in_words, phase
 from lorad.records.runs import Run
 from lorad.text import coarse_age, duration, number, one_line
-from lorad.tui.dashboard.run_rows import (
-    BAD,
-    LEVELS,
-    SIGNS,
-    CellMaker,
-    bar,
-    cell,
-    total_steps,
-    values,
-)
+from lorad.tui.dashboard.run_rows import BAD, LEVELS, SIGNS, CellMaker, bar, total_steps, values
 from lorad.tui.dashboard.snapshot import rate
-from lorad.tui.widgets.columns import Values
+from lorad.tui.widgets.columns import Cells, Values
 
 _PREFIX = "sweep:"  # of the key of its row: no run is called so
 _OPEN = "▾"
@@ -62,9 +53,9 @@ class SweepMaker:
     """Makes cells of sweeps, the same ones as before as long as nothing of them changed."""
 
     _runs: CellMaker
-    _made: dict[str, tuple[list[Run], object, dict[str, Text]]] = field(default_factory=dict)
+    _last_made: dict[str, tuple[list[Run], object, Cells]] = field(default_factory=dict)
 
-    def cells(self, group: list[Run], *, is_open: bool) -> dict[str, Text]:
+    def cells(self, group: list[Run], *, is_open: bool) -> Cells:
         """Make the cells of a sweep: what its leader has, but for its name, its states and its sums."""
         sweep = group[0].sweep or ""
         maker = self._runs
@@ -72,7 +63,7 @@ class SweepMaker:
         age = coarse_age(_first(group))
         level = maker.level(group)
         depends = is_open, maker.columns, maker.width, maker.scale, maker.has_losses, age, level, more
-        before = self._made.get(sweep)
+        before = self._last_made.get(sweep)
         if before is not None and before[0] == group and before[1] == depends:
             return before[2]
         runs = [maker.filled(run) for run in group]
@@ -82,17 +73,17 @@ class SweepMaker:
         for name in maker.columns:
             text = _together(runs, name, best, is_open=is_open)
             if text is not None:
-                row[name] = cell(one_line(text), quiet or ("cyan" if name == "progress" else ""))
+                row[name] = Text(one_line(text), quiet or ("cyan" if name == "progress" else ""))
         if "state" in row:  # each state's sign and how many runs are in it: ●3 ◌2 ✔3
             counts = Counter(run.reason or phase(run) for run in runs)
             words = [word for word in SIGNS if word in counts]
             words += sorted(word for word in counts if word not in SIGNS)
             signs = [(SIGNS.get(word, BAD), counts[word]) for word in words]
             texts = [Text(f"{sign}{count}", style=style) for (sign, style), count in signs]
-            row["state"] = Text(" ", no_wrap=True, overflow="ellipsis").join(texts)
+            row["state"] = Text(" ").join(texts)
         if level:
             row["state" if "state" in row else "name"].append(f" {LEVELS[level][0]}", LEVELS[level][1])
-        self._made[sweep] = group, depends, row
+        self._last_made[sweep] = group, depends, row
         return row
 
 

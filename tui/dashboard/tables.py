@@ -9,21 +9,15 @@ from lorad.alarms import Alarm
 from lorad.records.devices import Device
 from lorad.records.pools import Pool, PoolEngine, PoolTrainer
 from lorad.records.runs import Event
-from lorad.text import one_line
 from lorad.tui.dashboard import one_liners
-from lorad.tui.dashboard.run_rows import LEVELS, bar, cell
+from lorad.tui.dashboard.run_rows import LEVELS, bar
 from lorad.tui.event_words import event_text
-from lorad.tui.widgets.columns import Columns, TableColumn, Values
-from lorad.tui.widgets.table import Cells, Rows
+from lorad.tui.widgets.columns import Cells, Columns, TableColumn, row_of
+from lorad.tui.widgets.table import Rows
 
 
 class Pane(Rows):
-    """A table beside others, with a title.
-
-    Attributes:
-        runs: The run that each row is about, by key.
-        pools: The pool that each row is about, by key.
-    """
+    """A table beside others, with a title; it knows which run and which pool each row is about."""
 
     TITLE: ClassVar[str] = ""
     COLUMNS: ClassVar[Columns] = ()
@@ -60,33 +54,27 @@ class PoolsPane(Pane):
     )
 
     def fill(self, pools: Sequence[Pool]) -> None:
-        rows = dict[str, Cells]()
-        values = dict[str, Values]()
         self.pools = {pool.pool: pool.pool for pool in pools}
+        rows = {}
         for pool in pools:
             base = one_liners.base(pool.model)
+            sampled = pool.engine_tokens_per_second
+            trained = pool.trainer_tokens_per_second
             is_up = pool.state == "ready" or pool.runs
-            rows[pool.pool] = _cells(
+            rows[pool.pool] = row_of(
                 {
                     "pool": pool.pool,
-                    "base": base + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""),
-                    "runs": str(len(pool.tenants)),
+                    "base": (base + (f" on {', '.join(pool.nodes)}" if pool.nodes else ""), base),
+                    "runs": len(pool.tenants),
                     "slots": one_liners.slots(pool),
-                    "sampled": one_liners.speed(pool.engine_tokens_per_second),
-                    "trained": one_liners.speed(pool.trainer_tokens_per_second),
+                    "sampled": (one_liners.speed(sampled), sampled),
+                    "trained": (one_liners.speed(trained), trained),
                     "phase": one_liners.phase(pool) if is_up else pool.waiting or pool.state,
                     "engine": _part(pool.engine),
                     "trainer": _part(pool.trainer),
                 }
             )
-            values[pool.pool] = {
-                "pool": pool.pool,
-                "base": base,
-                "runs": len(pool.tenants),
-                "sampled": pool.engine_tokens_per_second,
-                "trained": pool.trainer_tokens_per_second,
-            }
-        self.show(rows, values)
+        self.show_rows(rows)
 
 
 class DevicesPane(Pane):
@@ -100,23 +88,20 @@ class DevicesPane(Pane):
     )
 
     def fill(self, devices: Sequence[Device]) -> None:
-        rows = dict[str, Cells]()
-        values = dict[str, Values]()
-        self.pools = pools = dict[str, str | None]()
+        self.pools = {device.device: one_liners.pool_of(device) for device in devices}
+        rows = {}
         for device in devices:
             memory = device.memory_used / device.memory_total if device.memory_total else 0.0
-            rows[device.device] = _cells(
+            rows[device.device] = row_of(
                 {
                     "device": device.device,
-                    "memory": f"{bar(memory, 6)} {one_liners.used(device)}",
-                    "busy": one_liners.busy(device),
+                    "memory": (f"{bar(memory, 6)} {one_liners.used(device)}", memory),
+                    "busy": (one_liners.busy(device), device.utilization),
                     "lease": one_liners.holder(device),
                     "others": one_liners.others(device),
                 }
             )
-            values[device.device] = {"device": device.device, "memory": memory, "busy": device.utilization}
-            pools[device.device] = device.pool or (device.lease.pool if device.lease else None)
-        self.show(rows, values)
+        self.show_rows(rows)
 
 
 class Ticker(Pane):
@@ -131,9 +116,8 @@ class Ticker(Pane):
         self.runs = {str(event.id): event.run for event in events}
         rows = {}
         for event in events:
-            cells = self._given.get(str(event.id))
-            texts = {"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)}
-            rows[str(event.id)] = cells or _cells(texts)
+            facts = {"at": one_liners.clock(event), "run": event.run or "", "what": event_text(event)}
+            rows[str(event.id)] = self._cells.get(str(event.id)) or row_of(facts).cells
         self.show_from_top(rows)
 
 
@@ -153,9 +137,8 @@ class Alarms(Pane):
             self.border_title = title
         rows = {}
         for key, alarm in keyed.items():
-            sign, style = LEVELS[alarm.level]
-            texts = {"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says}
-            rows[key] = {"!": Text(sign, style=style), **_cells(texts)}
+            facts = {"about": alarm.subject or alarm.on, "alarm": alarm.kind, "what": alarm.says}
+            rows[key] = {"!": Text(*LEVELS[alarm.level]), **row_of(facts).cells}
         self.show_from_top(rows)
 
 
@@ -164,7 +147,3 @@ def _part(about: PoolEngine | PoolTrainer) -> str:
     asleep = isinstance(about, PoolEngine) and about.asleep
     gone = " GONE" if about.alive is False else " asleep" if asleep else ""
     return f"{about.name}{gone}"
-
-
-def _cells(row: Mapping[str, str]) -> Cells:
-    return {key: cell(one_line(text)) for key, text in row.items()}

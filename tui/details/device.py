@@ -1,92 +1,76 @@
 """A device as nvitop shows it: its last hour, and the processes on it with their users."""
 
 import time
-from functools import partial
 
 from msgspec import Struct
 from rich.text import Text
-from textual.geometry import Size
 
 from lorad.client.client import Client
 from lorad.records.devices import Device
 from lorad.records.pools import Pool
 from lorad.text import one_line, size
 from lorad.tui.actions.table import bindings
-from lorad.tui.dashboard.one_liners import busy, holder, used
-from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
-from lorad.tui.widgets.columns import TableColumn, Values
-from lorad.tui.widgets.table import Cells
+from lorad.tui.dashboard.one_liners import busy, holder, pool_of, used
+from lorad.tui.details.screen import Chosen, DetailScreen, Drawn
+from lorad.tui.widgets.columns import TableColumn, row_of
 
 _HOUR = 3600.0
-_COLUMNS = (
-    TableColumn("pid", 6, 9, 0, right=True, orders=True),
-    TableColumn("user", 6, 16, 0, orders=True),
-    TableColumn("memory", 8, 10, 1, right=True, orders=True),
-    TableColumn("process", 8, 40, 2, orders=True),
-    TableColumn("whose", 8, 80, 0, rest=True),
-)
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class _DeviceSeen(Struct, frozen=True):
-    """A device at a moment. device: None where there is none of that name."""
+    """A device at a moment, None where there is none of that name, and the pool that has it."""
 
     device: Device | None
     pool: Pool | None = None
 
 
-class _DeviceScreen(DetailScreen):
+class DeviceScreen(DetailScreen):
+    NAME = "device"
+    COLUMNS = (
+        TableColumn("pid", 6, 9, 0, right=True, orders=True),
+        TableColumn("user", 6, 16, 0, orders=True),
+        TableColumn("memory", 8, 10, 1, right=True, orders=True),
+        TableColumn("process", 8, 40, 2, orders=True),
+        TableColumn("whose", 8, 80, 0, rest=True),
+    )
+    LACKS = "No pool of this daemon is on the device."
     BINDINGS = bindings("device")
 
+    def fetch(self, client: Client, chosen: Chosen) -> _DeviceSeen:
+        device = {device.device: device for device in client.devices(history=True)}.get(self.subject)
+        pool = pool_of(device) if device else None
+        return _DeviceSeen(device, next((each for each in client.pools() if each.pool == pool), None))
 
-def device(name: str) -> DetailScreen:
-    lacks = "No pool of this daemon is on the device."
-    return _DeviceScreen(DetailKind("device", _COLUMNS, partial(_fetch, name), partial(_draw, name), lacks))
-
-
-def _fetch(name: str, client: Client, _chosen: Chosen) -> _DeviceSeen:
-    device = {device.device: device for device in client.devices(history=True)}.get(name)
-    pool = (device.pool or (device.lease.pool if device.lease else None)) if device else None
-    return _DeviceSeen(device, next((each for each in client.pools() if each.pool == pool), None))
-
-
-def _draw(name: str, seen: _DeviceSeen | None, _chosen: Chosen, room: Size) -> Drawn:
-    title = Text.assemble(("device ", "bold"), one_line(name))
-    if seen is None:
-        return Drawn(title)
-    device = seen.device
-    if device is None:
-        return Drawn(title, f"The machine has no {one_line(name)}. esc goes back.")
-    height = 4 if room.height >= 40 else 2 if room.height >= 20 else 1
-    facts = one_line(" · ".join(filter(None, (device.name, holder(device) or "free"))))
-    above = Text(f"{facts}\n").append_text(hour(device, max(room.width - 2, 20), height, time.time()))
-    pool = seen.pool.pool if seen.pool else ""
-    lorads = f"lorad, pool {device.pool or (device.lease.pool if device.lease else None)}"
-    lorads += f": {', '.join(seen.pool.tenants)}" if seen.pool and seen.pool.tenants else ""
-    rows = dict[str, Cells]()
-    values = dict[str, Values]()
-    opens = dict[str, tuple[str, str]]()
-    for process in device.processes:
-        key = str(process.pid)
-        texts = {
-            "pid": key,
-            "user": process.user or "unknown",
-            "memory": size(process.memory),
-            "process": process.name or "unseen",
-            "whose": lorads if process.ours else "not lorad's",
+    def draw(self, fetched: _DeviceSeen | None, chosen: Chosen) -> Drawn:
+        title = Text.assemble(("device ", "bold"), one_line(self.subject))
+        if fetched is None:
+            return Drawn(title)
+        device = fetched.device
+        if device is None:
+            return Drawn(title, f"The machine has no {one_line(self.subject)}. esc goes back.")
+        room = self.size
+        height = 4 if room.height >= 40 else 2 if room.height >= 20 else 1
+        facts = one_line(" · ".join(filter(None, (device.name, holder(device) or "free"))))
+        above = Text(f"{facts}\n").append_text(hour(device, max(room.width - 2, 20), height, time.time()))
+        pool = fetched.pool.pool if fetched.pool else ""
+        lorads = f"lorad, pool {pool_of(device)}"
+        lorads += f": {', '.join(fetched.pool.tenants)}" if fetched.pool and fetched.pool.tenants else ""
+        rows = {
+            str(process.pid): row_of(
+                {
+                    "pid": process.pid,
+                    "user": (process.user or "unknown", process.user),
+                    "memory": (size(process.memory), process.memory),
+                    "process": (process.name or "unseen", process.name),
+                    "whose": lorads if process.ours else "not lorad's",
+                },
+                "" if process.ours else "yellow",
+            )
+            for process in device.processes
         }
-        style = "" if process.ours else "yellow"
-        rows[key] = {name: cell(one_line(text), style) for name, text in texts.items()}
-        values[key] = {
-            "pid": process.pid,
-            "user": process.user,
-            "memory": process.memory,
-            "process": process.name,
-        }
-        if process.ours:
-            opens[key] = ("pool", pool)
-    return Drawn(title, above, "", rows, values, command="lorad devices", opens=opens, pool=pool)
+        opens = {str(process.pid): ("pool", pool) for process in device.processes if process.ours}
+        return Drawn(title, above, "", rows, command="lorad devices", opens=opens, pool=pool)
 
 
 def hour(device: Device, width: int, height: int, now: float) -> Text:

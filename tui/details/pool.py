@@ -1,11 +1,9 @@
 """A pool: its figures, who has a slot or waits for one, and the logs of its processes."""
 
 import contextlib
-from functools import partial
 
 from msgspec import Struct
 from rich.text import Text
-from textual.geometry import Size
 
 from lorad.client.client import Client
 from lorad.errors import NotAllowed, NotFound
@@ -13,7 +11,7 @@ from lorad.text import one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.details import pool_figures
 from lorad.tui.details.pool_figures import Seen
-from lorad.tui.details.screen import Chosen, DetailKind, DetailScreen, Drawn
+from lorad.tui.details.screen import Chosen, DetailScreen, Drawn
 from lorad.tui.run.logs import Logs, Part
 
 _WAITS = frozenset({"queued", "starting"})
@@ -38,57 +36,55 @@ class _PoolNews(Struct, frozen=True):
     log: Part | None
 
 
-class _PoolScreen(DetailScreen):
+class PoolScreen(DetailScreen):
+    NAME = "pool"
+    COLUMNS = pool_figures.COLUMNS
     BINDINGS = bindings("pool", "pool_screen")
 
+    def __init__(self, subject: str) -> None:
+        super().__init__(subject)
+        self._logs = PoolLogs()  # it reads on the feed's thread
+        self.below_table = [self._logs]
 
-def pool(name: str) -> DetailScreen:
-    logs = PoolLogs()  # it reads on the feed's thread
+    def fetch(self, client: Client, chosen: Chosen) -> _PoolNews:
+        pool = next((pool for pool in client.pools() if pool.pool == self.subject), None)
+        if pool is None:
+            return _PoolNews(Seen(None), None)
+        runs = client.list()
+        named = {*pool.tenants, *(name.rpartition("@")[0] for name in pool.loaded)}
+        inside = [run for run in runs if run.name in named]
+        waiting = [
+            run
+            for run in runs
+            if run.state in _WAITS
+            and run.name not in pool.tenants
+            and (run.pool == pool.pool or (run.pool is None and run.base == pool.model))
+        ]
+        through = next((run.name for run in inside if run.pool == pool.pool), None)
+        log = None
+        if through is not None:
+            with contextlib.suppress(NotAllowed, NotFound):  # it ended just now, or is somebody else's
+                log = self._logs.read_of(client, through, pool.pid)
+        return _PoolNews(Seen(pool, inside, waiting, client.aliases()), log)
 
-    def log(news: _PoolNews) -> None:
-        if news.log is not None:
-            logs.show(news.log)
+    def show(self, data: tuple[Chosen, _PoolNews]) -> None:
+        super().show(data)
+        if (log := data[1].log) is not None:
+            self._logs.show(log)
 
-    fetch = partial(_fetch, name, logs)
-    columns = pool_figures.COLUMNS
-    return _PoolScreen(DetailKind("pool", columns, fetch, partial(_draw, name), also=([logs], log)))
-
-
-def _fetch(name: str, logs: PoolLogs, client: Client, _chosen: Chosen) -> _PoolNews:
-    pool = next((pool for pool in client.pools() if pool.pool == name), None)
-    if pool is None:
-        return _PoolNews(Seen(None), None)
-    runs = client.list()
-    named = {*pool.tenants, *(name.rpartition("@")[0] for name in pool.loaded)}
-    inside = [run for run in runs if run.name in named]
-    waiting = [
-        run
-        for run in runs
-        if run.state in _WAITS
-        and run.name not in pool.tenants
-        and (run.pool == pool.pool or (run.pool is None and run.base == pool.model))
-    ]
-    through = next((run.name for run in inside if run.pool == pool.pool), None)
-    log = None
-    if through is not None:
-        with contextlib.suppress(NotAllowed, NotFound):  # it ended just now, or is somebody else's
-            log = logs.read_of(client, through, pool.pid)
-    return _PoolNews(Seen(pool, inside, waiting, client.aliases()), log)
-
-
-def _draw(name: str, news: _PoolNews | None, _chosen: Chosen, _size: Size) -> Drawn:
-    title = Text.assemble(("pool ", "bold"), one_line(name))
-    if news is None:
-        return Drawn(title)
-    seen = news.seen
-    pool = seen.pool
-    if pool is None:
-        gone = f"{one_line(name)} is not up: it ended, or was idle for too long. esc goes back."
-        return Drawn(title, gone, rows={})
-    title.append(f"  {len(pool.tenants)} runs · {pool.state}")
-    rows = pool_figures.rows(seen)
-    values = pool_figures.values(seen, rows)
-    above = pool_figures.lines(pool, len(seen.waiting))
-    opens = {key: ("run", key) for key in rows}
-    about = {run.name: run.waiting or "" for run in seen.waiting}
-    return Drawn(title, above, "", rows, values, command="lorad pools", opens=opens, about=about, ended=name)
+    def draw(self, fetched: _PoolNews | None, chosen: Chosen) -> Drawn:
+        name = self.subject
+        title = Text.assemble(("pool ", "bold"), one_line(name))
+        if fetched is None:
+            return Drawn(title)
+        seen = fetched.seen
+        pool = seen.pool
+        if pool is None:
+            gone = f"{one_line(name)} is not up: it ended, or was idle for too long. esc goes back."
+            return Drawn(title, gone, rows={})
+        title.append(f"  {len(pool.tenants)} runs · {pool.state}")
+        rows = pool_figures.rows(pool, seen)
+        above = pool_figures.lines(pool, len(seen.waiting))
+        opens = {key: ("run", key) for key in rows}
+        about = {run.name: run.waiting for run in seen.waiting}
+        return Drawn(title, above, "", rows, command="lorad pools", opens=opens, about=about, ended=name)

@@ -1,6 +1,6 @@
 """What a pool says of itself, as lines and as rows: figures that it does not report are left out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from rich.text import Text
@@ -10,9 +10,7 @@ from lorad.records.runs import Run
 from lorad.records.versions import ServedAlias
 from lorad.text import duration, one_line, size
 from lorad.tui.dashboard.one_liners import speed
-from lorad.tui.dashboard.run_rows import cell
-from lorad.tui.widgets.columns import TableColumn
-from lorad.tui.widgets.table import Cells
+from lorad.tui.widgets.columns import TableColumn, TableRow, row_of
 
 COLUMNS = (
     TableColumn("run", 8, 40, 0, orders=True, shrinks=16),
@@ -27,7 +25,7 @@ COLUMNS = (
 
 
 class Seen(Struct, frozen=True):
-    """A pool at a moment. pool: None when it is not up any more. waiting: the runs that wait for it."""
+    """A pool at a moment, None when it is not up any more; the runs that are in it, and those that wait."""
 
     pool: Pool | None
     runs: Sequence[Run] = ()
@@ -81,45 +79,30 @@ def lines(pool: Pool, waiting: int) -> Text:
     )
 
 
-def rows(seen: Seen) -> dict[str, Cells]:
+def rows(pool: Pool, seen: Seen) -> dict[str, TableRow]:
     """Make a row for each run with a slot, each other run that serves, and each that waits."""
-    pool = seen.pool
-    if pool is None:
-        return {}
     runs = {run.name: run for run in (*seen.runs, *seen.waiting)}
     slots = {slot.run: slot for slot in pool.runs}
-    others = [name.rpartition("@")[0] for name in pool.loaded]
-    names = dict.fromkeys([*slots, *others, *(run.name for run in seen.waiting)])
+    loaded = [version.rpartition("@") for version in pool.loaded]
+    others = [name for name, _, _ in loaded]
     rows = {}
-    for name in names:
+    for name in dict.fromkeys([*slots, *others, *(run.name for run in seen.waiting)]):
         run = runs.get(name)
         slot = slots.get(name)
-        loaded = [version.rpartition("@") for version in pool.loaded]
-        row = {
-            "run": name,
-            "turn": slot.phase if slot else "serves" if name in others else "waits",
-            "waited": duration(slot.waited) if slot and slot.waited >= 1 else "",
-            "loaded": " ".join(f"@{number}" for owner, _, number in loaded if owner == name),
-            "alias": ", ".join(alias.alias for alias in seen.aliases if alias.run == name),
-            "slot": size(slot.bytes) if slot and slot.bytes else "",
-            "owner": run.owner if run else "",
-            "why": run.waiting if run else "",
-        }
-        rows[name] = {key: cell(one_line(text)) for key, text in row.items()}
+        phase = slot.phase if slot else ""
+        rows[name] = row_of(
+            {
+                "run": name,
+                "turn": (phase if slot else "serves" if name in others else "waits", phase),
+                "waited": (
+                    duration(slot.waited) if slot and slot.waited >= 1 else "",
+                    slot.waited if slot else None,
+                ),
+                "loaded": " ".join(f"@{number}" for owner, _, number in loaded if owner == name),
+                "alias": ", ".join(alias.alias for alias in seen.aliases if alias.run == name),
+                "slot": (size(slot.bytes) if slot and slot.bytes else "", slot.bytes if slot else None),
+                "owner": (run.owner if run else "", run.owner if run else None),
+                "why": run.waiting if run else "",
+            }
+        )
     return rows
-
-
-def values(seen: Seen, names: Iterable[str]) -> dict[str, dict[str, str | float | None]]:
-    """Return what the rows are ordered by."""
-    slots = {slot.run: slot for slot in (seen.pool.runs if seen.pool else ())}
-    owners = {run.name: run.owner for run in (*seen.runs, *seen.waiting)}
-    return {
-        name: {
-            "run": name,
-            "turn": slots[name].phase if name in slots else "",
-            "waited": slots[name].waited if name in slots else None,
-            "slot": slots[name].bytes if name in slots else None,
-            "owner": owners.get(name),
-        }
-        for name in names
-    }

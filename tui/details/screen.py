@@ -1,12 +1,11 @@
 """The one screen of a bill, a device, the nodes and a pool: lines above a table, and ways on from there."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.geometry import Size
 from textual.widget import Widget
 
 from lorad.client.client import Client
@@ -14,9 +13,9 @@ from lorad.text import one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
 from lorad.tui.screens.base import TableScreen
-from lorad.tui.widgets.columns import Columns, Values
+from lorad.tui.widgets.columns import Columns, TableRow
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.table import Cells, Rows
+from lorad.tui.widgets.table import Rows
 
 Chosen = tuple[str, ...]
 
@@ -26,7 +25,7 @@ class Drawn:
     """A drawing of a detail.
 
     Attributes:
-        rows: The cells by row; None leaves the table as it is.
+        rows: The rows of the table by key; None leaves the table as it is.
         command: The shell's way to it; "" leaves the status line as it is.
         opens: The screen (`run` or `pool`) that a row leads to, and what it is about; "" where there is none.
         about: What is said below the table of the row under the cursor, where a column cuts it.
@@ -37,8 +36,7 @@ class Drawn:
     title: Text
     above: Text | str = ""
     below: Text | str = ""
-    rows: Mapping[str, Cells] | None = None
-    values: Mapping[str, Values] = field(default_factory=dict)
+    rows: Mapping[str, TableRow] | None = None
     titles: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     opens: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -47,39 +45,24 @@ class Drawn:
     ended: str = ""
 
 
-@dataclass(frozen=True)
-class DetailKind:
-    """A kind of detail: how it is fetched and drawn.
+class DetailScreen(TableScreen):
+    """A detail, which is fetched and drawn anew whenever something else is chosen.
 
     Attributes:
-        name: Its name among the `SCREENS`.
-        fetch: Asks the daemon, on the feed's thread; gets what is chosen.
-        draw: Draws what was fetched, None before anything was; gets what is chosen and the size.
-        lacks: Says that no pool is there to be opened.
-        choices: What can be chosen among, in turn.
-        chosen: What is chosen at first.
-        seconds: How long what was fetched is good enough, if nothing happened that may change all.
-        also: Widgets below the table, and who shows them what was fetched.
+        NAME: Its name among the `SCREENS`.
+        LACKS: What is said where there is no pool to open.
+        CHOICES: What can be chosen among, in turn.
+        CHOSEN: What is chosen at first.
+        SECONDS: How long what was fetched is good enough, if nothing happened that may change all.
+        below_table: Further widgets, which stand below the table.
     """
 
-    name: str
-    columns: Columns
-    fetch: Callable[[Client, Chosen], Any]
-    draw: Callable[[Any | None, Chosen, Size], Drawn]
-    lacks: str = ""
-    choices: Sequence[Sequence[str]] = ()
-    chosen: Chosen = ()
-    seconds: float = 0.0
-    also: tuple[Sequence[Widget], Callable[[Any], None]] = ((), lambda data: None)
-
-
-class DetailScreen(TableScreen):
-    """A detail: it is fetched and drawn as its kind says, and anew whenever something else is chosen.
-
-    A class for each kind has its keys.
-    """
-
-    TABLE = "detail"
+    NAME: ClassVar[str]
+    COLUMNS: ClassVar[Columns]
+    LACKS: ClassVar[str] = ""
+    CHOICES: ClassVar[Sequence[Sequence[str]]] = ()
+    CHOSEN: ClassVar[Chosen] = ()
+    SECONDS: ClassVar[float] = 0.0
     BINDINGS = bindings("back")
     DEFAULT_CSS = """
     DetailScreen #above { height: auto; width: 100%; padding: 0 1; }
@@ -96,47 +79,57 @@ class DetailScreen(TableScreen):
     DetailScreen.-short PoolLogs { display: none; }
     """
 
-    def __init__(self, detail: DetailKind) -> None:
+    def __init__(self, subject: str = "") -> None:
+        """Make the screen. subject: the name of the device or the pool that it is about."""
         super().__init__()
-        self.detail = detail
-        self.add_class(f"-{detail.name}")
-        self._chosen = detail.chosen
+        self.subject = subject
+        self.below_table: Sequence[Widget] = ()
+        self.add_class(f"-{self.NAME}")
+        self._chosen = self.CHOSEN
         self._fetched: Any | None = None
         self._fetched_at = float("-inf")  # monotonic, the feed's thread's
         self._drawn = Drawn(Text())
+        self.table = Rows(self.COLUMNS, id="detail", marks_missing=self.NAME == "bill")
+
+    def fetch(self, client: Client, chosen: Chosen) -> Any:
+        """Ask the daemon for what is chosen, on the feed's thread."""
+        raise NotImplementedError
+
+    def draw(self, fetched: Any | None, chosen: Chosen) -> Drawn:
+        """Draw what was fetched; None before anything was."""
+        raise NotImplementedError
 
     def body(self) -> Iterable[Widget]:
         yield Line(id="above")
-        yield Rows(self.detail.columns, id=self.TABLE, marks_missing=self.detail.name == "bill")
-        yield from self.detail.also[0]
+        yield self.table
+        yield from self.below_table
         yield Line(id="below")
 
     def on_mount(self) -> None:
-        self._draw()
+        self._redraw()
 
     # -- what is fetched and drawn ---------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> tuple[Chosen, Any] | None:
         chosen = self._chosen
         now = time.monotonic()
-        if not changes.everything and now - self._fetched_at < self.detail.seconds:
+        if not changes.everything and now - self._fetched_at < self.SECONDS:
             return None
         self._fetched_at = now
-        return chosen, self.detail.fetch(client, chosen)
+        return chosen, self.fetch(client, chosen)
 
     def show(self, data: tuple[Chosen, Any]) -> None:
         chosen, fetched = data
         if chosen == self._chosen:  # else another one was chosen meanwhile
             self._fetched = fetched
-            self._draw()
-            self.detail.also[1](fetched)
+            self._redraw()
 
-    def _draw(self) -> None:
-        self._drawn = drawn = self.detail.draw(self._fetched, self._chosen, self.size)
+    def _redraw(self) -> None:
+        self._drawn = drawn = self.draw(self._fetched, self._chosen)
         self.say_title(drawn.title)
         self.query_one("#above", Line).say(drawn.above)
         if drawn.rows is not None:
             self.table.titles = drawn.titles
-            self.table.show(drawn.rows, drawn.values)
+            self.table.show_rows(drawn.rows)
         self.on_rows_moved()
         if drawn.command:
             self.offer(drawn.command, *self.targets("pool"))
@@ -148,7 +141,7 @@ class DetailScreen(TableScreen):
         below.say(text)
 
     def on_resize(self) -> None:
-        self._draw()
+        self._redraw()
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
@@ -158,12 +151,11 @@ class DetailScreen(TableScreen):
         return target == self._drawn.ended
 
     def action_choose(self, which: int, by: int) -> None:
-        """Choose the next one of some choices, or one before."""
-        choices = self.detail.choices[which]
+        choices = self.CHOICES[which]
         place = (choices.index(self._chosen[which]) + by) % len(choices)
         self._chosen = (*self._chosen[:which], choices[place], *self._chosen[which + 1 :])
         self._fetched = None
-        self._draw()
+        self._redraw()
         self.lorad.feed.again()
 
     def action_pool(self) -> None:
@@ -179,4 +171,4 @@ class DetailScreen(TableScreen):
         elif about:
             self.lorad.open(screen, about)
         else:
-            self.notify(self.detail.lacks, markup=False)
+            self.notify(self.LACKS, markup=False)

@@ -32,13 +32,13 @@ _RUNS = 300  # of those that ended, the newest
 class _Offer:
     """One thing to start from.
 
-    has: says whether it has what was typed.
+    words: the text in which typed words are looked for.
     load: returns the spec, on a thread.
     """
 
     name: str
     shown: Text
-    has: Callable[[str], bool]
+    words: str
     load: Callable[[], DraftSource]
 
 
@@ -61,11 +61,9 @@ class Pick(ModalScreen[DraftSource | None]):
         self._client = client
         self._offers = []
         for name, template in TEMPLATES.items():
-            says = template.says
-            parts = ("template ", (name.ljust(14), "bold"), f"  {says}")
-            shown = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+            shown = Text.assemble("template ", (name.ljust(14), "bold"), f"  {template.says}")
             load = functools.partial(sources.of_template, name)
-            self._offers.append(_Offer(name, shown, _words(f"template {name} {says}"), load))
+            self._offers.append(_Offer(name, shown, f"template {name} {template.says}", load))
         self._listed: list[_Offer] = []
 
     def compose(self) -> ComposeResult:
@@ -95,7 +93,8 @@ class Pick(ModalScreen[DraftSource | None]):
 
     def _draw(self) -> None:
         typed = self.query_one(Input).value.strip()
-        matching = [offer for offer in self._offers if offer.has(typed)]
+        words = typed.lower().split()
+        matching = [each for each in self._offers if all(word in each.words.lower() for word in words)]
         # stable: in order else
         self._listed = sorted(matching, key=lambda offer: not offer.name.startswith(typed))
         if typed.endswith((".yaml", ".yml")) or "/" in typed:
@@ -137,20 +136,14 @@ class Pick(ModalScreen[DraftSource | None]):
 
 
 def _file(name: str) -> _Offer:
-    shown = Text.assemble("file     ", (one_line(name), "bold"), no_wrap=True, overflow="ellipsis")
-    return _Offer(name, shown, _words(f"file {name}"), lambda: sources.of_file(Path(name)))
+    shown = Text.assemble("file     ", (one_line(name), "bold"))
+    return _Offer(name, shown, f"file {name}", lambda: sources.of_file(Path(name)))
 
 
 def _run(run: Run, client: Client) -> _Offer:
     shown = Text.assemble(
         *("run      ", (one_line(run.name).ljust(14), "bold"), "  ", state_text(run)),
         f"  {steps_in_words(run)}  {evals_in_words(run, '→')}  {coarse_age(run.created_at)}",
-        no_wrap=True,
-        overflow="ellipsis",
     )
-    has = _words(f"run {run.name} {run.state} {run.reason or ''} {run.owner}")
-    return _Offer(run.name, shown, has, lambda: sources.of_run(client.show(run.name)))
-
-
-def _words(text: str) -> Callable[[str], bool]:
-    return lambda typed: all(word in text.lower() for word in typed.lower().split())
+    words = f"run {run.name} {run.state} {run.reason or ''} {run.owner}"
+    return _Offer(run.name, shown, words, lambda: sources.of_run(client.show(run.name)))

@@ -41,9 +41,7 @@ class Fields(VerticalScroll, inherit_bindings=False, can_focus=False):
 
 
 class FormPanes(Container):
-    """Fields and YAML: side by side in a wide terminal, else one below the other, in a small one only one of
-    them (see `flip`).
-    """
+    """Fields and YAML, side by side or one below the other; in a small terminal one of them, see `flip`."""
 
     SCOPED_CSS = False  # the width of the screen decides
     DEFAULT_CSS = """
@@ -147,9 +145,9 @@ class FormPanes(Container):
     def flip(self) -> None:
         self._last = self.key_of(self.screen.focused) or self._last
         self.toggle_class("-flip")
-        self.call_after_refresh(self._refocus)
+        self.call_after_refresh(self._focus_again)
 
-    def _refocus(self) -> None:
+    def _focus_again(self) -> None:
         """Give the focus to what can be seen."""
         if self.query_one(Fields).display:
             self.focus_on(self._last)
@@ -167,15 +165,17 @@ class NewRun(Base):
     def __init__(self, like: str | None = None) -> None:
         super().__init__()
         self._like = like
-        self._source = DraftSource("", {}, sources.here())
+        self._source = DraftSource("", {}, sources.cwd())
         self._texts: dict[str, str] = {}
         self._draft = Draft({})
         self._refused: dict[str, str] = {}  # by the daemon, of what is there now, by key
         self._is_starting = False
+        self.panes = FormPanes(id="form")
+        self._says = Line(id="says")
 
     def body(self) -> Iterable[Widget]:
-        yield FormPanes(id="form")
-        yield Line(id="says")
+        yield self.panes
+        yield self._says
 
     def read(self, client: Client, changes: Changes) -> Any | None:
         return None
@@ -207,10 +207,6 @@ class NewRun(Base):
 
     # -- what is shown ---------------------------------------------------------------------------------------
     @property
-    def panes(self) -> FormPanes:
-        return self.query_one(FormPanes)
-
-    @property
     def changed(self) -> int:
         """Return how many fields differ from what they were at first."""
         first = self._source.texts
@@ -220,16 +216,16 @@ class NewRun(Base):
         fields = {key: text for key, text in self._texts.items() if key != MORE}
         self._draft = draw_up(fields, self._texts.get(MORE, ""))
         self._show_wrong()
-        self.say_command(command(self._source, self._draft.values, sources.here()))
+        self.say_command(command(self._source, self._draft.values, sources.cwd()))
         parts = [self._source.title, f"{self.changed} changed" if self.changed else "as it is"]
         parts += [f"{len(self._draft.wrong)} wrong"] if self._draft.wrong else []
-        parts += [f"paths begin at {self._source.cwd}"] if self._source.cwd != sources.here() else []
+        parts += [f"paths begin at {self._source.cwd}"] if self._source.cwd != sources.cwd() else []
         self.say_title(Text.assemble(("New run", "bold"), f"  from {one_line(' · '.join(parts))}"))
         self._say()
 
     def _show_wrong(self) -> None:
         marked = replace(self._draft, wrong=self._draft.wrong | self._refused)
-        self.panes.show(marked, self._source.given)
+        self.panes.show(marked, self._source.values)
 
     def _say(self) -> None:
         """Show what is wrong, first in the focused field; if nothing is, describe that field."""
@@ -244,7 +240,7 @@ class NewRun(Base):
             )
         else:
             said = Text(f"{key}: {entry(key).says}" if key else "", style="dim")
-        self.query_one("#says", Line).say(said)
+        self._says.say(said)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._take(event.input, event.value)
@@ -282,7 +278,7 @@ class NewRun(Base):
     async def start(self) -> None:
         """Start the run. The daemon checks model, data and reward; the form stays until it agrees."""
         self._is_starting = True
-        self.query_one("#says", Line).say("The daemon checks model, data and reward …")
+        self._says.say("The daemon checks model, data and reward …")
         try:
             self.must_act()
             name, warnings = await asyncio.to_thread(self._request, self._draft.text, str(self._source.cwd))
@@ -314,9 +310,8 @@ class NewRun(Base):
         return name, []
 
     def _tell_doing(self, words: str) -> None:
-        """Say how far the daemon is with a request."""
         if words and self._is_starting:
-            self.query_one("#says", Line).say(f"The daemon: {one_line(words)} …")
+            self._says.say(f"The daemon: {one_line(words)} …")
 
     @work
     async def action_write(self) -> None:

@@ -1,6 +1,4 @@
-"""Finds the spec that a new run starts from (a template, a file, another run) and the place it may be written
-to.
-"""
+"""Reads the spec that a new run starts from (a template, a file, another run), and writes that of a form."""
 
 import contextlib
 import os
@@ -16,14 +14,14 @@ from lorad.spec.templates import TEMPLATES
 from lorad.spec.text import mapping
 from lorad.text import size
 from lorad.tui.draft import DraftSource, relative
-from lorad.tui.spec_fields import TOLD
+from lorad.tui.spec_fields import ALWAYS_WRITTEN
 from lorad.tui.spec_lines import differing, flat, nested
 
 FILE = "run.yaml"  # what `lorad init` writes to
-_FOUND = 50  # files of a directory that are offered
+_OFFERED = 50  # files of a directory that are offered
 
 
-def here() -> Path:
+def cwd() -> Path:
     """Return the working directory, or (it may be gone) the home."""
     try:
         return Path.cwd()
@@ -35,7 +33,7 @@ def of_template(name: str) -> DraftSource:
     template = TEMPLATES[name]
     init = f"lorad init {FILE}" if name == next(iter(TEMPLATES)) else f"lorad init {FILE} --template {name}"
     values = flat(mapping(template.filled(), source=name))
-    return DraftSource(f"template {name}", values, here(), command=f"{init} && lorad run {FILE}")
+    return DraftSource(f"template {name}", values, cwd(), command=f"{init} && lorad run {FILE}")
 
 
 def of_file(path: Path) -> DraftSource:
@@ -47,14 +45,14 @@ def of_file(path: Path) -> DraftSource:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: {reason}", hint="`lorad init` writes a spec to start from.") from None
     values = flat(mapping(text, source=path.name))
-    short = str(path.relative_to(here())) if path.is_relative_to(here()) else str(path)
+    short = str(path.relative_to(cwd())) if path.is_relative_to(cwd()) else str(path)
     return DraftSource(path.name, values, path.parent, command=f"lorad run {shlex.quote(short)}")
 
 
 def of_run(run: RunDetails) -> DraftSource:
     """Begin like a run, as `Client.show` has it: what differs from the defaults, and what a run is."""
     spec = flat(run.spec)
-    values = {key: value for key, value in spec.items() if key in TOLD} | differing(spec)
+    values = {key: value for key, value in spec.items() if key in ALWAYS_WRITTEN} | differing(spec)
     values.pop("name", None)
     notes = []
     if run.cwd is None and (lost := relative(values)):
@@ -63,14 +61,14 @@ def of_run(run: RunDetails) -> DraftSource:
         notes.append(
             f"It continued from {run.origin}; this one starts from scratch. Fork a version to continue."
         )
-    return DraftSource(f"run {run.name}", flat(nested(values)), Path(run.cwd or here()), note=" ".join(notes))
+    return DraftSource(f"run {run.name}", flat(nested(values)), Path(run.cwd or cwd()), note=" ".join(notes))
 
 
 def specs_here() -> list[str]:
     """List the YAML files of the working directory."""
     with contextlib.suppress(OSError):
-        names = sorted(entry.name for entry in os.scandir(here()) if entry.name.endswith((".yaml", ".yml")))
-        return names[:_FOUND]
+        names = sorted(entry.name for entry in os.scandir(cwd()) if entry.name.endswith((".yaml", ".yml")))
+        return names[:_OFFERED]
     return []
 
 

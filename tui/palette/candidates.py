@@ -11,8 +11,8 @@ from lorad.client.words import phase, steps_in_words
 from lorad.errors import LoradError
 from lorad.records.runs import Run
 from lorad.selection import STATES
+from lorad.tui.palette.plans import without_lorad
 from lorad.tui.palette.verbs import SHORT, TABS, VERBS, PaletteVerb
-from lorad.tui.palette.words import without_lorad
 from lorad.tui.watch import LOCAL, names
 
 _SHOWN = 100  # candidates
@@ -30,11 +30,11 @@ class Candidate(NamedTuple):
 
 @dataclass(eq=False)
 class Source:
-    """What the daemon knows, asked once for as long as a line is open. Not for several threads at once."""
+    """Completes lines from answers of the daemon, each asked for once. Not for several threads at once."""
 
     _client: Client
     _themes: Iterable[str]
-    _had: dict[str, Any] = field(default_factory=dict)
+    _answers: dict[str, Any] = field(default_factory=dict)
 
     def candidates(self, line: str) -> list[Candidate]:
         """Return what the last word of a line can be. Nothing where the daemon does not answer."""
@@ -43,8 +43,8 @@ class Source:
             possible = self._after(without_lorad(before.split()), last)
         except LoradError:
             return []
-        fitting = [each for each in possible if each[0].startswith(last)]
-        fitting += [each for each in possible if last in each[0] and not each[0].startswith(last)]
+        fitting = [each for each in possible if last in each[0]]
+        fitting.sort(key=lambda each: not each[0].startswith(last))
         candidates = []
         for word, says in dict(fitting[:_SHOWN]).items():
             typed = word if word.endswith("=") else shlex.quote(word)
@@ -64,7 +64,7 @@ class Source:
             return []
         at = len(words) - 1
         kind = verb.takes[min(at, len(verb.takes) - 1)] if verb.takes else ""
-        return [each for one in kind.split(" or ") for each in self._of(one, verb, words, last)]
+        return [each for part in kind.split(" or ") for each in self._of(part, verb, words, last)]
 
     def _of(self, kind: str, verb: PaletteVerb, words: list[str], last: str) -> Iterable[tuple[str, str]]:
         """Return words and what they mean."""
@@ -78,7 +78,7 @@ class Source:
                 return self._versions(last)
             case "alias":
                 aliases = self._once("aliases", self._client.aliases)
-                return [(one.alias, f"serves {one.run}@{one.version}") for one in aliases]
+                return [(alias.alias, f"serves {alias.run}@{alias.version}") for alias in aliases]
             case "pool":
                 pools = self._once("pools", self._client.pools)
                 if verb.name == "open" and words[1:] != ["pool"]:
@@ -88,12 +88,12 @@ class Source:
                 if words[1:] != ["device"]:
                     return [("device", "a device, by its name")] if len(words) == 1 else []
                 devices = self._once("devices", self._client.devices)
-                return [(one.device, one.name) for one in devices]
+                return [(device.device, device.name) for device in devices]
             case "tab":
                 return [(tab, "") for tab in TABS] if words[1:] not in (["pool"], ["device"]) else []
             case "step":
                 kept = self._once(f"steps {words[1]}", lambda: self._client.checkpoints(words[1]))
-                return [(str(one.step), f"@{one.version}") for one in reversed(kept)]
+                return [(str(saved.step), f"@{saved.version}") for saved in reversed(kept)]
             case "key":
                 from lorad.spec.errors import choices, leaves
                 from lorad.spec.model import Spec
@@ -130,8 +130,8 @@ class Source:
         """Return runs until one is typed, then its versions, newest first."""
         name, at, _ = last.partition("@")
         names = [run.name for run in self._runs()]
-        if name not in names or (not at and sum(one.startswith(name) for one in names) > 1):
-            return [(f"{one}@", "") for one in names]
+        if name not in names or (not at and sum(run.startswith(name) for run in names) > 1):
+            return [(f"{run}@", "") for run in names]
         candidates = []
         for row in reversed(self._once(f"versions {name}", lambda: self._client.adapters(name))):
             marks = [f"step {row.step}", *(["pinned"] if row.pinned else []), *row.aliases]
@@ -139,6 +139,6 @@ class Source:
         return candidates
 
     def _once(self, key: str, ask: Callable[[], _T]) -> _T:
-        if key not in self._had:
-            self._had[key] = ask()
-        return cast(_T, self._had[key])
+        if key not in self._answers:
+            self._answers[key] = ask()
+        return cast(_T, self._answers[key])

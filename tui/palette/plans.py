@@ -1,7 +1,7 @@
-"""What a typed line comes to: an action on some things, or a way to a screen."""
+"""A typed line: its words, and what they come to: an action on some things, or a way to a screen."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lorad.client.client import Client
@@ -10,7 +10,6 @@ from lorad.errors import Conflict, NotFound, SpecError
 from lorad.records.runs import Run
 from lorad.selection import selection
 from lorad.tui.actions.action import VerbAction
-from lorad.tui.palette.words import Given
 from lorad.tui.port import AppPort
 
 FILTERS = {
@@ -25,6 +24,53 @@ FILTERS = {
 """The options by which runs are chosen, and what each is completed with."""
 
 
+# -- words ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TypedWords:
+    """What was typed behind a verb. flags: the values of each option."""
+
+    arguments: Sequence[str] = ()
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def flag(self, name: str) -> str:
+        """Return the last value of an option, "" where there is none."""
+        return self.flags.get(name, [""])[-1]
+
+    @property
+    def names(self) -> list[str]:
+        return [word for word in self.arguments if "=" not in word]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [word for word in self.arguments if "=" in word]
+
+
+def without_lorad(words: list[str]) -> list[str]:
+    """Leave out `lorad` before a line, which is not needed."""
+    return words[1:] if words[:1] == ["lorad"] else words
+
+
+def parsed(verb: str, words: Sequence[str], flags: Collection[str]) -> TypedWords:
+    """Tell options from arguments. Raises SpecError for an unknown option, or one without a value."""
+    arguments: list[str] = []
+    options: dict[str, list[str]] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            arguments.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if name not in flags:
+            hint = f"It has {', '.join(sorted(flags))}." if flags else "It has none."
+            raise SpecError(f"{verb} has no option {name}", hint=hint)
+        if not equals and not left:
+            raise SpecError(f"{name} needs a value", hint=f"Type it behind {name}, after a space.")
+        options.setdefault(name, []).append(value if equals else left.pop(0))
+    return TypedWords(arguments, options)
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Do:
     """A verb on targets. owners: the owners by target, as far as they are known."""
@@ -45,7 +91,7 @@ class Go:
 Plan = Do | Go
 
 
-def on_runs(verb: VerbAction, client: Client, typed: Given) -> Do:
+def on_runs(verb: VerbAction, client: Client, typed: TypedWords) -> Do:
     """Plan what is done to the runs that names, globs and filters mean; these leave out `verb.left_out`.
 
     Raises NotFound, SpecError, Conflict.
@@ -63,7 +109,7 @@ def on_runs(verb: VerbAction, client: Client, typed: Given) -> Do:
     return Do(verb, [run.name for run in chosen], _values(verb, typed, []), owners)
 
 
-def on_named(verb: VerbAction, client: Client, typed: Given) -> Do:
+def on_named(verb: VerbAction, client: Client, typed: TypedWords) -> Do:
     """Plan what is done to the thing that is named, or to several versions. Raises NotFound, SpecError."""
     takes_settings = any(field.key == "overrides" for field in verb.fields)
     words = [*(typed.names if takes_settings else typed.arguments)]
@@ -104,7 +150,7 @@ def first(words: Sequence[str], what: str, at: int = 0) -> str:
     return words[at]
 
 
-def _values(verb: VerbAction, typed: Given, words: list[str]) -> dict[str, str]:
+def _values(verb: VerbAction, typed: TypedWords, words: list[str]) -> dict[str, str]:
     """Return what the fields of a verb hold; the last one without a flag has all further words.
 
     Raises SpecError for one that is wrong.

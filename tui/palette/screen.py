@@ -15,9 +15,8 @@ from lorad.errors import Conflict, LoradError, NotAllowed
 from lorad.text import one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.palette.candidates import Candidate, Source
-from lorad.tui.palette.plans import Do, Go
+from lorad.tui.palette.plans import Do, Go, without_lorad
 from lorad.tui.palette.verbs import SHORT, VERBS, read
-from lorad.tui.palette.words import without_lorad
 from lorad.tui.port import AppPort
 from lorad.tui.screens.base import Base
 
@@ -54,26 +53,24 @@ class CommandLine(ModalScreen[Go | None]):
         self._at = len(history)  # the line of the history that is shown
         self._left = ""  # what was typed before it went there
         self._completed = ""  # the line as the list completed it
-        self._found: list[Candidate] = []
+        self._candidates: list[Candidate] = []
         self._is_busy = False
+        self._list = OptionList(markup=False, compact=True)
+        self._list.can_focus = False
+        self._input = Input(compact=True, select_on_focus=False, placeholder="stop sweep-*")
 
     def compose(self) -> ComposeResult:
         with Vertical(id="command"):
-            yield OptionList(markup=False, compact=True)
+            yield self._list
             yield Static(id="command-says", markup=False)
             with Horizontal(id="command-typed"):
                 yield Static(":", id="command-colon", markup=False)
-                yield Input(compact=True, select_on_focus=False, placeholder="stop sweep-*")
+                yield self._input
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
         self.query_one("#command").border_title = "command"
         self.query_one("#command").border_subtitle = _ABOUT
         self._typed("")
-
-    @property
-    def _input(self) -> Input:
-        return self.query_one(Input)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.value != self._completed:
@@ -89,13 +86,12 @@ class CommandLine(ModalScreen[Go | None]):
         candidates = await asyncio.to_thread(self._source.candidates, line)
         if line != self._input.value:
             return
-        self._found = candidates
-        listed = self.query_one(OptionList)
-        listed.clear_options()
+        self._candidates = candidates
+        self._list.clear_options()
         for candidate in candidates:
-            word = one_line(candidate.word).ljust(_WORD)
-            listed.add_option(Option(Text.assemble((word, "bold"), " ", (one_line(candidate.says), "dim"))))
-        listed.display = bool(candidates)
+            word = (one_line(candidate.word).ljust(_WORD), "bold")
+            self._list.add_option(Option(Text.assemble(word, " ", (one_line(candidate.says), "dim"))))
+        self._list.display = bool(candidates)
 
     def _say(self, text: str, *, is_wrong: bool = False) -> None:
         says = self.query_one("#command-says", Static)
@@ -106,17 +102,14 @@ class CommandLine(ModalScreen[Go | None]):
     # -- keys ------------------------------------------------------------------------------------------------
     def action_complete(self, by: int) -> None:
         """Take the next candidate; the only one is whole, so that the next word can follow."""
-        if not self._found:
-            return
-        listed = self.query_one(OptionList)
-        at = listed.highlighted
-        listed.highlighted = (
-            (at + by) % len(self._found) if at is not None else (0 if by > 0 else -1) % len(self._found)
-        )
-        self._take(listed.highlighted, is_last=len(self._found) == 1)
+        many = len(self._candidates)
+        if many:
+            at = self._list.highlighted
+            self._list.highlighted = place = ((0 if by > 0 else -1) if at is None else at + by) % many
+            self._take(place, is_last=many == 1)
 
     def _take(self, at: int, *, is_last: bool) -> None:
-        line = self._found[at].line
+        line = self._candidates[at].line
         if is_last and line[-1] not in "=@":
             line += " "
         self._completed = "" if is_last or line[-1] in "=@" else line
@@ -124,7 +117,6 @@ class CommandLine(ModalScreen[Go | None]):
         self._input.cursor_position = len(line)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Take the candidate that was clicked."""
         self._take(event.option_index, is_last=True)
         self._input.focus()
 

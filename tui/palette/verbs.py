@@ -1,5 +1,6 @@
 """The verbs of the line, each with its arguments; those of `lorad` have the same names and order."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -12,8 +13,7 @@ from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import SCREENS
 from lorad.tui.actions.verbs import VERBS as ACTING
 from lorad.tui.palette import plans
-from lorad.tui.palette.plans import FILTERS, Go, Plan
-from lorad.tui.palette.words import Given, given, split
+from lorad.tui.palette.plans import FILTERS, Go, Plan, TypedWords, parsed, without_lorad
 from lorad.tui.watch import LOCAL, names
 
 TABS = ("curves", "samples", "versions", "checkpoints", "logs", "spec", "events", "why")
@@ -33,13 +33,12 @@ class PaletteVerb:
     usage: str
     says: str
     takes: tuple[str, ...]
-    plan: Callable[[Client, Given], Plan]
+    plan: Callable[[Client, TypedWords], Plan]
     flags: Mapping[str, str] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()
 
 
 def _of(verb: VerbAction) -> PaletteVerb:
-    """Return a verb as it is typed."""
     completed = {field.key: field.takes for field in verb.fields} | {verb.on: verb.on}
     takes = tuple(completed[place] for place in verb.places)
     flags = {field.flag: field.takes for field in verb.fields if field.flag}
@@ -53,8 +52,7 @@ def _of(verb: VerbAction) -> PaletteVerb:
 
 
 # -- ways to screens -----------------------------------------------------------------------------------------
-def _open(client: Client, typed: Given) -> Go:
-    """Open a run, a tab of it, a pool or a device."""
+def _open(client: Client, typed: TypedWords) -> Go:
     if typed.names[:1] == ["pool"] and len(typed.names) > 1:
         pool = plans.the_pool(client, typed.names[1])
         return Go(lambda app: app.open("pool", pool))
@@ -64,33 +62,33 @@ def _open(client: Client, typed: Given) -> Go:
         if device not in devices:
             raise NotFound(f"no device named {device}", hint=f"There are: {', '.join(devices)}.")
         return Go(lambda app: app.open("device", device))
-    run = plans.the_run(client, plans.first(typed.names, "run")).name
-    tab = typed.names[1] if len(typed.names) > 1 else ""
+    tab = "".join(typed.names[1:2])
+    way = _show(tab, client, typed)
     if tab and tab not in TABS:
         raise SpecError(f"a run has no tab {tab}", hint=f"Its tabs are {', '.join(TABS)}.")
-    return Go(lambda app: app.open_run(run, tab=tab))
+    return way
 
 
-def _show(tab: str, client: Client, typed: Given) -> Go:
+def _show(tab: str, client: Client, typed: TypedWords) -> Go:
     run = plans.the_run(client, plans.first(typed.names, "run")).name
     return Go(lambda app: app.open_run(run, tab=tab))
 
 
-def _screen(name: str, client: Client, typed: Given) -> Go:
+def _screen(name: str, client: Client, typed: TypedWords) -> Go:
     return Go(lambda app: app.open(name))
 
 
-def _new(client: Client, typed: Given) -> Go:
+def _new(client: Client, typed: TypedWords) -> Go:
     like = plans.the_run(client, plans.first(typed.names, "run")).name if typed.names else None
     return Go(lambda app: app.open("form", like))
 
 
-def _theme(client: Client, typed: Given) -> Go:
+def _theme(client: Client, typed: TypedWords) -> Go:
     name = plans.first(typed.names, "theme")
     return Go(lambda app: app.use_theme(name))
 
 
-def _box(client: Client, typed: Given) -> Go:
+def _box(client: Client, typed: TypedWords) -> Go:
     name = plans.first(typed.names, "box")
     if name == ALL:
         return Go(lambda app: app.open("all"))
@@ -148,7 +146,11 @@ SHORT = {
 
 def read(client: Client, line: str) -> Plan | None:
     """Say what a line comes to; None for an empty one. Raises LoradError, before anything is done."""
-    words = split(line)
+    try:
+        words = without_lorad(shlex.split(line))
+    except ValueError as error:
+        hint = f"Close it, or put a backslash before it ({error})."
+        raise SpecError("a quote is not closed", hint=hint) from None
     if not words:
         return None
     word = words[0]
@@ -156,4 +158,4 @@ def read(client: Client, line: str) -> Plan | None:
         near = [name for name in VERBS if name.startswith(word)] or get_close_matches(word, VERBS)
         hint = f"Did you mean {' or '.join(near)}?" if near else "An empty line lists all commands."
         raise SpecError(f"there is no command {word}", hint=hint)
-    return verb.plan(client, given(verb.name, words[1:], verb.flags))
+    return verb.plan(client, parsed(verb.name, words[1:], verb.flags))

@@ -3,7 +3,6 @@
 import shlex
 from typing import NamedTuple
 
-from rich.text import Text
 from textual.app import ComposeResult
 
 from lorad.client.client import Client
@@ -11,12 +10,11 @@ from lorad.records.runs import RunDetails
 from lorad.records.versions import Checkpoint
 from lorad.text import coarse_age, one_line, size
 from lorad.tui.actions.table import bindings
-from lorad.tui.dashboard.run_rows import cell
 from lorad.tui.feed import Changes
 from lorad.tui.screens.tab import RunTab
-from lorad.tui.widgets.columns import TableColumn, Values
+from lorad.tui.widgets.columns import TableColumn, TableRow, row_of
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.table import Cells, Rows
+from lorad.tui.widgets.table import Rows
 
 _KINDS = ("checkpoint", "attempt", "rewind", "state", "end")
 _COLUMNS = (
@@ -28,6 +26,7 @@ _COLUMNS = (
     TableColumn("age", 4, 5, 3, right=True, orders=True),
     TableColumn("path", 8, 200, 6, rest=True),
 )
+_EMPTY = "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run writes one."
 
 
 class _Shown(NamedTuple):
@@ -54,8 +53,8 @@ class CheckpointsTab(RunTab):
     def __init__(self, run: str) -> None:
         super().__init__(run)
         self._table = Rows(_COLUMNS, id="checkpoints-rows")
-        self._had: _Shown | None = None  # what was read last
-        self._found: dict[str, Checkpoint] = {}  # by key of their rows, newest first
+        self._latest: _Shown | None = None  # what was read last
+        self._checkpoints: dict[str, Checkpoint] = {}  # by row, newest first
 
     def compose(self) -> ComposeResult:
         yield Line(id="checkpoints-head")
@@ -63,42 +62,39 @@ class CheckpointsTab(RunTab):
         yield Line(id="checkpoint-facts")
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> _Shown | None:
-        before = self._had
+        before = self._latest
         at = run.step
         if before is None or any(changes.touch(self.run_name, kind) for kind in _KINDS):
-            self._had = _Shown(client.checkpoints(self.run_name)[::-1], at)
+            self._latest = _Shown(client.checkpoints(self.run_name)[::-1], at)
         elif at != before.at:
-            self._had = before._replace(at=at)
-        return None if self._had is before else self._had
+            self._latest = before._replace(at=at)
+        return None if self._latest is before else self._latest
 
     def show(self, data: _Shown) -> None:
-        self._found = {f"{saved.step}.{saved.attempt}": saved for saved in data.checkpoints}
-        newest = next(iter(self._found), None)
-        rows = dict[str, Cells]()
-        values = dict[str, Values]()
-        for key, saved in self._found.items():
+        self._checkpoints = {f"{saved.step}.{saved.attempt}": saved for saved in data.checkpoints}
+        newest = next(iter(self._checkpoints), None)
+        rows = dict[str, TableRow]()
+        for key, saved in self._checkpoints.items():
             behind = data.at - saved.step
-            texts = {
-                "step": str(saved.step),
-                "version": f"@{saved.version}",
-                "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
-                "size": size(saved.bytes),
-                "age": coarse_age(saved.created_at),
-                "path": one_line(saved.path),
-            }
             word, style = ("● newest, whole", "bold green") if key == newest else ("✔ whole", "green")
-            rows[key] = {name: cell(text) for name, text in texts.items()}
-            rows[key]["state"] = Text(word, style=style, no_wrap=True)
-            values[key] = {"step": saved.step, "size": saved.bytes, "age": -saved.created_at}
-        self._table.show(rows, values)
-        head = (
-            "No checkpoints yet: resumed, it would start from the beginning. A paused or stopped run "
-            "writes one."
-        )
-        if self._found:
-            weight = size(sum(saved.bytes for saved in self._found.values()))
-            head = f"{len(self._found)} whole checkpoints, {weight}. Under the cursor: r resumes from it, "
-            head += "f forks it."
+            rows[key] = row_of(
+                {
+                    "step": saved.step,
+                    "version": f"@{saved.version}",
+                    "state": word,
+                    "done again": f"{behind} step{'s' * (behind != 1)}" if behind > 0 else "nothing",
+                    "size": (size(saved.bytes), saved.bytes),
+                    "age": (coarse_age(saved.created_at), -saved.created_at),
+                    "path": saved.path,
+                }
+            )
+            rows[key].cells["state"].style = style
+        self._table.show_rows(rows)
+        head = _EMPTY
+        if data.checkpoints:
+            weight = size(sum(saved.bytes for saved in data.checkpoints))
+            whole = f"{len(data.checkpoints)} whole checkpoints, {weight}."
+            head = f"{whole} Under the cursor: r resumes from it, f forks it."
         self.query_one("#checkpoints-head", Line).say(head)
 
     def on_rows_moved(self) -> None:
@@ -108,7 +104,7 @@ class CheckpointsTab(RunTab):
     # -- what keys act on ------------------------------------------------------------------------------------
     @property
     def chosen(self) -> Checkpoint | None:
-        return self._found.get(self._table.key or "")
+        return self._checkpoints.get(self._table.key or "")
 
     def targets(self, on: str) -> list[str]:
         chosen = self.chosen if on == "version" else None

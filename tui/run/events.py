@@ -9,16 +9,16 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from lorad.client.client import Client
-from lorad.client.log_lines import Words, words
+from lorad.client.log_lines import Words, has_words, words
 from lorad.records.runs import Event, RunDetails
 from lorad.text import number, one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.event_words import event_text
 from lorad.tui.feed import EVENTS, Changes
 from lorad.tui.screens.tab import FilteredTab
-from lorad.tui.widgets.columns import TableColumn
+from lorad.tui.widgets.columns import Cells, TableColumn
 from lorad.tui.widgets.line import Line
-from lorad.tui.widgets.table import Cells, Rows
+from lorad.tui.widgets.table import Rows
 
 _HISTORY = 500  # events to begin with
 _MOST = 2000  # that are kept
@@ -67,16 +67,16 @@ class EventsTab(FilteredTab):
         self._table = self.query_one(Rows)
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
-        if changes.everything or len(changes.events) == EVENTS:  # some may have been left out
+        is_all = changes.everything or len(changes.events) == EVENTS  # else some may have been left out
+        if is_all:
             events = client.history(self.run_name, limit=_HISTORY)
         else:
-            events = [
-                event for event in changes.events if event.run == self.run_name and event.id > self._last
-            ]
+            own = [event for event in changes.events if event.run == self.run_name]
+            events = [event for event in own if event.id > self._last]
         if not events and not changes.everything:
             return None
         self._last = max((event.id for event in events), default=self._last)
-        return News(events, changes.everything or len(changes.events) == EVENTS)
+        return News(events, is_all)
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def show(self, data: News) -> None:
@@ -93,30 +93,27 @@ class EventsTab(FilteredTab):
                 is_today = then[:3] == time.localtime()[:3]
                 when = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then)
                 row = {
-                    "when": Text(when, style="dim"),
-                    "kind": Text(kind, style=_STYLES.get(kind, "")),
-                    "what": Text(what(event), no_wrap=True, overflow="ellipsis"),
+                    "when": Text(when, "dim"),
+                    "kind": Text(kind, _STYLES.get(kind, "")),
+                    "what": Text(what(event)),
                 }
             self._rows[str(event.id)] = row
         self._draw()
 
     def _draw(self) -> None:
         """Draw the rows, and keep the cursor on the newest one if it was there."""
-        stays = self._table.cursor_row > 0
+        was_first = self._table.cursor_row <= 0
         rows = {}
         for key, row in self._rows.items():
             kind = row["kind"].plain
-            text = f"{kind} {row['what'].plain}".casefold()
-            is_of_kind = not self._kind or kind == self._kind
-            if is_of_kind and all((word in text) is not is_not for is_not, word in self._words):
+            if self._kind in ("", kind) and has_words(f"{kind} {row['what'].plain}", self._words):
                 rows[key] = row
         self._table.show(rows)
-        if not stays:
+        if was_first:
             self._table.turn(0, 0)
-        kinds = f"all kinds ({', '.join(self._kinds())})" if not self._kind else f"only {self._kind}"
-        self.query_one("#events-head", Line).say(
-            f"{len(rows)} of {len(self._rows)} events · {kinds} · v: next kind"
-        )
+        kinds = f"only {self._kind}" if self._kind else f"all kinds ({', '.join(self._kinds())})"
+        head = f"{len(rows)} of {len(self._rows)} events · {kinds} · v: next kind"
+        self.query_one("#events-head", Line).say(head)
 
     def _kinds(self) -> list[str]:
         return sorted({row["kind"].plain for row in self._rows.values()})

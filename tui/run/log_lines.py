@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len
 
-from lorad.client.log_lines import Words, wanted, words
+from lorad.client.log_lines import Words, has_words, words
 from lorad.text import printable
 
 _MOST = 50_000  # lines that are kept, and a tenth more until the oldest go
@@ -20,8 +20,7 @@ LEVELS = {  # how a line of a level looks besides the words in it
 def clean(text: str) -> str:
     """Remove from a program's output what a terminal would obey, except line breaks.
 
-    If a line is overwritten (a progress bar), its last text counts; a carriage return in front marks such a
-    text.
+    Of a line that is overwritten (a progress bar) the last text counts, behind a carriage return as a mark.
     """
     lines = []
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -60,7 +59,7 @@ class LogLines:
         first, *rest = text.split("\n")
         if self._is_open:
             before = self.all.pop()
-            if self.shown and wanted(before, self.words):
+            if self.shown and has_words(before, self.words):
                 self.shown.pop()
             first = first[1:] if first.startswith("\r") else before + first
         lines = [first, *rest]
@@ -72,7 +71,7 @@ class LogLines:
             return 0
         gone = self.all[: len(self.all) - self._most]
         del self.all[: len(gone)]
-        hidden = sum(wanted(line, self.words) for line in gone) if self.words else len(gone)
+        hidden = sum(has_words(line, self.words) for line in gone) if self.words else len(gone)
         del self.shown[:hidden]
         return hidden
 
@@ -83,7 +82,7 @@ class LogLines:
         self._show(self.all)
 
     def _show(self, lines: Iterable[str]) -> None:
-        fresh = [line for line in lines if wanted(line, self.words)] if self.words else list(lines)
+        fresh = [line for line in lines if has_words(line, self.words)] if self.words else list(lines)
         self.shown += fresh
         widths = (len(line) if line.isascii() else cell_len(line) for line in fresh)
         self.width = max(self.width, max(widths, default=0))

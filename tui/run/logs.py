@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -22,7 +22,6 @@ from lorad.states import RunState
 from lorad.text import size
 from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes
-from lorad.tui.port import AppPort
 from lorad.tui.run.log_lines import LEVELS, LogLines, clean
 from lorad.tui.screens.tab import FilteredTab
 from lorad.tui.widgets.line import Line
@@ -33,8 +32,7 @@ _MOST_SERVERS = 32
 
 
 class LogView(ScrollView, can_focus=True):
-    """Draws `lines` as far as they are on the screen; `grown` when there are more, `changed` when there are
-    others."""
+    """Draws lines that are on the screen; `grow` when there are more, `begin_again` when there are others."""
 
     BINDINGS = bindings("log")
     DEFAULT_CSS = """
@@ -50,7 +48,7 @@ class LogView(ScrollView, can_focus=True):
         self.lines = lines
         self.follows = True
 
-    def grown(self, gone: int) -> None:
+    def grow(self, gone: int) -> None:
         """Show that there are more lines at the end, and so many (`gone`) fewer at the beginning."""
         before = self.scroll_offset.y
         self.virtual_size = Size(self.lines.width + 2, len(self.lines.shown))
@@ -61,7 +59,7 @@ class LogView(ScrollView, can_focus=True):
             self.scroll_to(y=max(before - gone, 0), animate=False, immediate=True)
         self.refresh()
 
-    def changed(self) -> None:
+    def begin_again(self) -> None:
         """Show the log again, from its end."""
         self.virtual_size = Size(self.lines.width + 2, len(self.lines.shown))
         self._follow(True)
@@ -205,9 +203,9 @@ class Logs(FilteredTab):
             self._lines.clear()
             self._before = data.before
             self._lines.add(data.text)
-            view.changed()
+            view.begin_again()
         else:
-            view.grown(self._lines.add(data.text))
+            view.grow(self._lines.add(data.text))
         self._tell()
 
     def _tell(self) -> None:
@@ -218,7 +216,7 @@ class Logs(FilteredTab):
         line.names = self._sources if self._of in self._sources else [*self._sources, self._of]
         names = [(f"[{name}]", "bold") if name == self._of else (f" {name} ", "") for name in line.names]
         parts = ["▼ follows" if view.follows else "‖ stays here, f follows"]
-        count = f"{len(lines.all)} line{'' if len(lines.all) == 1 else 's'}"
+        count = f"{len(lines.all)} line{'s' * (len(lines.all) != 1)}"
         parts += [f"{len(lines.shown)} of {count}" if lines.words else count]
         parts += [f"{size(self._before)} before"] * bool(self._before) if lines.all else ["nothing printed"]
         line.say(Text.assemble(*names, ("  " + " · ".join(parts), "dim" if view.follows else "")))
@@ -243,9 +241,9 @@ class Logs(FilteredTab):
         if of != self._of:
             self._of = of
             self._lines.clear()
-            self.query_one(LogView).changed()
+            self.query_one(LogView).begin_again()
             self._tell()
-            cast(AppPort, self.app).feed.again()
+            self.base.lorad.feed.again()
 
     def action_follow(self) -> None:
         self.query_one(LogView).action_scroll_end()
@@ -253,7 +251,7 @@ class Logs(FilteredTab):
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._lines.filter(event.value)
-        self.query_one(LogView).changed()
+        self.query_one(LogView).begin_again()
         self._tell()
 
 

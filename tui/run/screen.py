@@ -10,7 +10,7 @@ from textual.widgets import TabbedContent, TabPane
 from lorad.client.client import Client
 from lorad.client.columns import seconds_left
 from lorad.client.words import evals_in_words, likelihood_in_words, share, steps_in_words, why
-from lorad.records.runs import RunDetails
+from lorad.records.runs import Run, RunDetails
 from lorad.text import duration, one_line
 from lorad.tui.actions.table import bindings
 from lorad.tui.curves.tab import CurvesTab
@@ -48,9 +48,7 @@ class _News(NamedTuple):
 
 
 class Panes(TabbedContent):
-    """Tabs whose focus follows the tab, never the reverse:
-    a focus event may arrive later than the next key.
-    """
+    """Tabs whose focus follows the tab, never the reverse: focus may arrive later than the next key."""
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()
@@ -66,11 +64,6 @@ class RunScreen(Base):
     BINDINGS = bindings("run", "back", "tabs")
 
     def __init__(self, run: str, others: Sequence[str] = (), tab: str = "") -> None:
-        """Make the screen of a run.
-
-        others: runs whose curves are shown over its own.
-        tab: the title of the tab that is shown at first; "": the first one.
-        """
         super().__init__()
         self._of = run
         self._others = others
@@ -151,11 +144,8 @@ class RunScreen(Base):
     def preset(self, verb: str, target: str) -> dict[str, str]:
         return self._front.preset(verb, target)
 
-    def owner(self, target: str) -> str | None:
-        return self._run.owner if self._run else None
-
-    def state(self, run: str) -> str:
-        return self._run.state if self._run else ""
+    def run_of(self, target: str) -> Run | None:
+        return self._run
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
         """Return this run, whatever part of it an action was on."""

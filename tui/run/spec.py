@@ -50,7 +50,7 @@ class SpecTab(RunTab):
     DEFAULT_CSS = """
     SpecTab SpecScroll { height: 1fr; padding: 0 1; }
     SpecTab SpecScroll Line { width: auto; }
-    SpecTab .told { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
+    SpecTab .about { height: auto; max-height: 4; padding: 0 1; color: $text-muted; }
     SpecTab Prompt { display: none; height: 1; padding: 0 1; }
     """
 
@@ -62,7 +62,7 @@ class SpecTab(RunTab):
         self._match = 0  # of the lines that have what is searched for
 
     def compose(self) -> ComposeResult:
-        yield Line(classes="told")
+        yield Line(classes="about")
         with SpecScroll():
             yield Line(id="spec-text")
         yield Prompt(id="spec-search", placeholder="search; enter: the next one", compact=True)
@@ -91,10 +91,7 @@ class SpecTab(RunTab):
         return values if self._all else differing(values)
 
     def _lines(self) -> list[SpecLine]:
-        """Return the lines to show: the lines that differ from the other run, or all of them with `_all`.
-
-        `-` and `+` mark lines that only one of both has.
-        """
+        """Return the lines to show: beside another run those that differ, or all of them with `_all`."""
         if self._other is None:
             return lines(self.spec)
         all_lines = lines(self.spec, self._values(self._other))
@@ -123,7 +120,7 @@ class SpecTab(RunTab):
             if attempt.changed:
                 changed = ", ".join(f"~ {key}={value_text(value)}" for key, value in attempt.changed.items())
                 parts.append(Text(one_line(f"Attempt {attempt.attempt} changed: {changed}")))
-        self.query_one(".told", Line).say(Text("\n").join(parts))
+        self.query_one(".about", Line).say(Text("\n").join(parts))
 
     # -- searching -------------------------------------------------------------------------------------------
     @property

@@ -1,6 +1,4 @@
-"""Versions of a run as rows: the tree that they make with its origin and the runs that were
-forked from it.
-"""
+"""Versions of a run as rows: the tree that they make with its origin and the runs forked from it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +9,11 @@ from rich.text import Text
 from lorad.records.runs import Run
 from lorad.records.versions import Version
 from lorad.text import age, coarse_age, one_line, size
-from lorad.tui.widgets.columns import TableColumn
+from lorad.tui.widgets.columns import Cells, TableColumn
 
 DEEPEST = 12  # levels; what forks further in is drawn as deep as this
 _RAIL = "│ "
 _JOINT = "├─"
-Cells = dict[str, Text]
 LIMIT = 5000  # versions that are shown, the newest, and those that are held
 COLUMNS = (
     TableColumn("version", 8, 44, 0),
@@ -71,10 +68,7 @@ def drawn(
         for key, grown in children.items()
         if key != tip
     }
-    others = {
-        key: [version_key for version_key in grown if version_key != heirs.get(key)]
-        for key, grown in children.items()
-    }
+    others = {key: [child for child in grown if child != heirs.get(key)] for key, grown in children.items()}
     inherits = set(heirs.values())
     # (node, level, whether its line is yet to be laid)
     rows = list[_Row]()
@@ -98,7 +92,6 @@ class History(NamedTuple):
 
     Attributes:
         versions: The versions that are shown, oldest first; `left_out` more are not.
-        current: The number of the current version.
         origin: What the run came from, or "".
         forks: The runs that were forked, and the number of the version that each was forked from.
     """
@@ -112,9 +105,10 @@ class History(NamedTuple):
 
 def history(versions: Sequence[Version], run: Run, forks: Mapping[str, int]) -> History:
     ordered = sorted(versions, key=lambda version: version.version)
-    in_use = {one.version for one in ordered if one.pinned or one.aliases or one.loaded}
-    kept = [one for n, one in enumerate(ordered) if n >= len(ordered) - LIMIT or one.version in in_use]
-    return History(kept, len(ordered) - len(kept), run.version, run.origin or "", forks)
+    old = ordered[: max(len(ordered) - LIMIT, 0)]
+    shown = [version for version in old if version.pinned or version.aliases or version.loaded]
+    shown += ordered[len(old) :]
+    return History(shown, len(ordered) - len(shown), run.version, run.origin or "", forks)
 
 
 def forks(runs: Sequence[Run], run: str) -> dict[str, int]:
@@ -135,24 +129,21 @@ def layout(history: History) -> list[_Row]:
         parent = version.parent
         before = str(parent) if isinstance(parent, int) and parent < number else None
         parents[str(number)] = ORIGIN if before is None and history.origin else before
-    parents |= {
-        f"{FORK}{name}": str(number) for name, number in history.forks.items() if str(number) in parents
-    }
-    leaves = {key for key in parents if key.startswith(FORK)}
+    leaves = {f"{FORK}{name}": str(n) for name, n in history.forks.items() if str(n) in parents}
     tip = None if history.current is None else str(history.current)
-    return drawn(parents, tip, leaves)
+    return drawn(parents | leaves, tip, leaves)
 
 
 @dataclass(eq=False)
 class Painter:
     """Makes cells, and again only of what changed: there are thousands."""
 
-    _made: dict[str, tuple[Any, Cells]] = field(default_factory=dict)
+    _last_made: dict[str, tuple[Any, Cells]] = field(default_factory=dict)
 
     def rows(self, history: History) -> dict[str, Cells]:
         """Return the rows by key, newest first."""
         laid = layout(history)
-        versions = {str(one.version): one for one in history.versions}
+        versions = {str(version.version): version for version in history.versions}
         counting = {row.key for row in laid if not row.rails}  # what came to be what the run is now
         rows = dict[str, tuple[Any, Cells]]()
         for row in laid:
@@ -161,7 +152,7 @@ class Painter:
             counts = row.key in counting
             since = coarse_age(version.created_at if version else None)
             facts = (row, version, is_current, counts, history.origin, since)
-            before = self._made.get(row.key)
+            before = self._last_made.get(row.key)
             if before is not None and before[0] == facts:
                 rows[row.key] = before
             elif version is not None:
@@ -173,7 +164,7 @@ class Painter:
                 state = Text("origin" if row.key == ORIGIN else "forked run")
                 blank = {column.key: Text() for column in COLUMNS}
                 rows[row.key] = facts, blank | {"version": name, "state": state}
-        self._made = rows
+        self._last_made = rows
         return {key: cells for key, (_, cells) in rows.items()}
 
 
@@ -187,21 +178,18 @@ def _cells(version: Version, rails: str, *, is_current: bool, counts: bool) -> C
         "sha256": one_line(version.sha256)[:12],
         "age": coarse_age(version.created_at),
     }
-    row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-    name = Text.assemble(
-        (rails, "dim"), (f"{sign} @{version.version}", style), no_wrap=True, overflow="ellipsis"
-    )
-    parts = [
-        ("◉ current", "bold green") if is_current else ("", ""),
-        ("⚑ pinned", "yellow") if version.pinned else ("", ""),
-        ("▲ loaded", "cyan") if version.loaded else ("", ""),
-        ("∅ no files", "dim") if version.path is None else ("", ""),
-    ]
-    state = Text(" ", no_wrap=True, overflow="ellipsis").join([Text(*part) for part in parts if part[0]])
+    row = {key: Text(value) for key, value in plain.items()}
+    name = Text.assemble((rails, "dim"), (f"{sign} @{version.version}", style))
+    states = {
+        ("◉ current", "bold green"): is_current,
+        ("⚑ pinned", "yellow"): version.pinned,
+        ("▲ loaded", "cyan"): version.loaded,
+        ("∅ no files", "dim"): version.path is None,
+    }
+    state = Text(" ").join(Text(*look) for look, holds in states.items() if holds)
     word = str(version.attested or "not yet")
     sign, style = _ATTESTED.get(word, ("◌", "dim"))
-    attested = Text(f"{sign} {one_line(word)}", style=style, no_wrap=True, overflow="ellipsis")
-    return {**row, "version": name, "state": state, "attested": attested}
+    return {**row, "version": name, "state": state, "attested": Text(f"{sign} {one_line(word)}", style)}
 
 
 def facts(version: Version) -> Text:

@@ -1,7 +1,7 @@
 """The versions of a run: the tree that they make, and what is done with them."""
 
 import shlex
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -12,29 +12,21 @@ from lorad.records.versions import Version
 from lorad.text import one_line, size
 from lorad.tui.actions.table import bindings
 from lorad.tui.feed import Changes, Pauses
-from lorad.tui.port import AppPort
-from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, Cells, History, Painter, facts, forks, history
+from lorad.tui.run.version_rows import COLUMNS, FORK, ORIGIN, History, Painter, facts, forks, history
 from lorad.tui.screens.tab import RunTab
+from lorad.tui.widgets.columns import Cells
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.table import Rows
 
-_KINDS = (
-    "version",
-    "alias",
-    "pin",
-    "unpin",
-    "attempt",
-    "rewind",
-    "state",
-    "serving",
-)  # events that change what is shown
+# events that change what is shown
+_KINDS = ("version", "alias", "pin", "unpin", "attempt", "rewind", "state", "serving")
 _RUNS = 1000  # ended runs that are looked at for forks
 
 
 class _VersionList(NamedTuple):
-    """What is shown: the cells of each row by key, in order, and the history that they were made of."""
+    """What is shown: the history, and the cells of each row by key, in order."""
 
-    known: History
+    history: History
     rows: dict[str, Cells]
 
 
@@ -82,8 +74,8 @@ class VersionsTab(RunTab):
 
     def show(self, data: _VersionList) -> None:
         is_first = not self._history.versions
-        self._history = data.known
-        self._versions = {str(version.version): version for version in data.known.versions}
+        self._history = data.history
+        self._versions = {str(version.version): version for version in data.history.versions}
         self._table.show(data.rows)
         if is_first:
             self.action_current()
@@ -94,13 +86,13 @@ class VersionsTab(RunTab):
         versions = history.versions
         if not versions:
             return Text("No versions yet: the first one is published before the first step.")
-        weight = sum(one.bytes for one in versions if one.path is not None)
+        weight = sum(version.bytes for version in versions if version.path is not None)
+        newest = f", the newest {len(versions)} here" if history.left_out else ""
         parts = [
-            f"{len(versions) + history.left_out} versions"
-            + (f", the newest {len(versions)} here" * bool(history.left_out)),
+            f"{len(versions) + history.left_out} versions{newest}",
             "none is current" if history.current is None else f"◉ current @{history.current}",
-            f"{sum(one.pinned for one in versions)} pinned",
-            f"{sum(one.loaded for one in versions)} loaded",
+            f"{sum(version.pinned for version in versions)} pinned",
+            f"{sum(version.loaded for version in versions)} loaded",
             f"{size(weight)} on disk",
             f"{len(history.forks)} fork{'s' * (len(history.forks) > 1)}" if history.forks else "",
             "● counts, ○ rewound",
@@ -113,9 +105,8 @@ class VersionsTab(RunTab):
         key = self._table.key
         run = self._run_of(key)
         about = Text(f"enter: to {one_line(run)}" if run else "")
-        self.query_one("#version-facts", Line).say(
-            facts(self._versions[key]) if key in self._versions else about
-        )
+        shown = facts(self._versions[key]) if key in self._versions else about
+        self.query_one("#version-facts", Line).say(shown)
 
     # -- what keys act on ------------------------------------------------------------------------------------
     def targets(self, on: str) -> list[str]:
@@ -139,7 +130,7 @@ class VersionsTab(RunTab):
 
     def on_rows_selected(self) -> None:
         if run := self._run_of(self._table.key):
-            cast(AppPort, self.app).open_run(run)
+            self.base.lorad.open_run(run)
 
     def action_current(self) -> None:
         self._table.go(str(self._history.current))

@@ -1,6 +1,4 @@
-"""The samples of a step as groups of one prompt each, fit to be shown; what is searched in them, and their
-order.
-"""
+"""The samples of a step as groups of one prompt each, fit to be shown, searched and ordered."""
 
 import math
 import re
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 from lorad.client.choice import Choice
 from lorad.records import samples
 from lorad.text import one_line
-from lorad.tui.samples.parts import Part, inert, told
+from lorad.tui.samples.parts import Part, inert, text_and_parts
 
 HITS = 10_000  # of a search that are kept
 ORDERS = ("as drawn", "reward", "advantage", "length")
@@ -26,11 +24,8 @@ class Sample:
         completion: The text without control characters; of an episode, all that was said.
         size: How many tokens the model sampled.
         logprob: The mean over the tokens.
-        version: The number of the version.
         rewards: The components of the reward.
-        parts: What the completion is made of.
         rows: How many rows of training an episode makes.
-        prompt: The prompt of the group.
     """
 
     index: int
@@ -104,7 +99,7 @@ def grouped(rows: Iterable[samples.Sample]) -> list[Group]:
         id = row.prompt_id
         if id not in groups:
             groups[id] = Group(id, len(groups), inert(row.prompt), inert(row.answer), row.problem)
-        text, parts = told(row)
+        text, parts = text_and_parts(row)
         logprob = _finite(row.logprob)
         logprobs = [value for value in row.logprobs if value is not None]
         if row.logprob is None and logprobs and len(logprobs) == len(row.logprobs):
@@ -137,7 +132,6 @@ def selected(groups: Iterable[Group], choice: Choice) -> list[Group]:
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value, or None if it is not a finite number."""
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:
@@ -159,14 +153,12 @@ def ordered(samples: Sequence[Sample], by: str) -> list[int]:
 
 
 def hits(groups: Iterable[Group], needle: str, by: str) -> list[Hit]:
-    """Return where prompts and completions contain the text, ignoring case, in the order in which they are
-    shown.
-    """
+    """Return where prompts and completions contain a text, whatever its case, in the order of the screen."""
     look = re.compile(re.escape(inert(needle)), re.IGNORECASE)
     matches = list[Hit]()
     for group in groups if needle else ():
         texts = [(-1, group.prompt), *((i, group.samples[i].completion) for i in ordered(group.samples, by))]
         for place, text in texts:
-            for match in islice(look.finditer(text), HITS - len(matches)):
-                matches.append(Hit(group.id, place, match.start(), match.end()))
+            places = islice(look.finditer(text), HITS - len(matches))
+            matches += [Hit(group.id, place, *match.span()) for match in places]
     return matches

@@ -1,6 +1,4 @@
-"""How a text of a model is shown: as it is, with its special tokens marked, by the probability of its
-tokens, or with its Markdown rendered.
-"""
+"""How a text of a model is shown: as it is, its special tokens or likely tokens marked, or as Markdown."""
 
 import io
 import itertools
@@ -82,9 +80,7 @@ def _over(below: Sequence[Span], above: Sequence[Span]) -> list[Span]:
 
 
 def chances(row: samples.Sample, sample: Sample) -> list[Span]:
-    """Return the styles of a sample's tokens, by their probability, at places of its completion; none where
-    it is not known which token made which characters.
-    """
+    """Return the styles of a sample's tokens by their probability; none where their places are not known."""
     texts = [turn.text for turn in row.turns] or [row.completion]
     starts = [part.start for part in sample.parts if part.kind == "turn"] or [0]
     sizes = [turn.tokens for turn in row.turns] or [len(row.widths)]

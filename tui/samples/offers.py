@@ -22,19 +22,17 @@ def sources(run: RunDetails) -> dict[str, Text]:
     """Offer training, and the sets of held-out problems of a run."""
     sets = run.spec.get("eval", {}).get("sets", {})
     says = {TRAINING: "samples that it trains on", MAIN: "evaluation of data.eval"}
-    says |= {name: one_line(str(one.get("data", ""))) for name, one in sets.items()}
+    says |= {name: one_line(str(section.get("data", ""))) for name, section in sets.items()}
     return {name: Text.assemble((f"{one_line(name):<16}", "bold"), line) for name, line in says.items()}
 
 
 def filters(samples: Sequence[Sample]) -> dict[str, Text]:
-    """Offer filters by end and failure, and a histogram of rewards and one of lengths, whose ranges are
-    filters; each with how many samples it leaves.
-    """
-    ends = Counter(one.ending for one in samples if one.ending)
+    """Offer filters by end and failure, and by ranges of rewards and lengths; each says what it leaves."""
+    ends = Counter(sample.ending for sample in samples if sample.ending)
     options = {"": ("all", len(samples))}
     options |= {f'end:"{end}"': (f"ended: {end}", count) for end, count in ends.most_common()}
     options |= {TRUNCATED: ("cut off, by a limit of tokens", sum(ends[end] for end in CUT))}
-    options |= {"failed": ("without a reward: it failed", sum(bool(one.error) for one in samples))}
+    options |= {"failed": ("without a reward: it failed", sum(bool(sample.error) for sample in samples))}
     lines = {key: Text(f"{count:>6}  {one_line(says)}") for key, (says, count) in options.items()}
     counted = spread(samples)
     return lines | _bars("reward", counted.rewards) | _bars("length", counted.lengths)

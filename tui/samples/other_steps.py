@@ -17,7 +17,7 @@ from lorad.tui.widgets.text_view import TextSection
 
 _LOOK = 32  # steps to each side that are looked through
 _PATIENCE = 5.0  # seconds for that
-_KNOWN = 4096  # steps whose prompts are remembered
+_REMEMBERED = 4096  # steps whose prompts are remembered
 
 
 class _Other(NamedTuple):
@@ -34,8 +34,7 @@ class _Other(NamedTuple):
 
 
 class PromptFinder:
-    """Find prompts in the steps of one attempt of a run, or of its evaluations of a set; after a resume a
-    step may have other samples.
+    """Finds prompts in the steps of one attempt of a run, or of its evaluations of a set.
 
     is_other: it is another run than the one that is shown, where an id may be the id of another prompt.
     """
@@ -44,15 +43,15 @@ class PromptFinder:
         self._client = client
         self._run = run
         self._set = set
-        self._is_other = is_other
-        # by step; empty where there are no samples
-        self._prompts: OrderedDict[int, frozenset[str]] = OrderedDict()
+        self.other_run = run if is_other else ""
+        self._of = f" of {run}" if is_other else ""
+        self._prompts = OrderedDict[int, frozenset[str]]()  # by step; empty where there are no samples
         self._last: tuple[int, list[Group]] = (-1, [])
 
     def at(self, step: int, group: Group) -> _Other:
         """Return the same prompt in a step, else the prompt at the same place. Raises LoradError."""
         groups = self._groups(step)
-        of = f" of {self._run}" if self._is_other else ""
+        of = self._of
         if not groups:
             raise NotFound(f"step {step} of {self._run} has no samples", hint="Choose another step.")
         for other in groups:
@@ -71,10 +70,10 @@ class PromptFinder:
         steps = list[int]()  # that have samples
         until = time.monotonic() + _PATIENCE
         sampled = steps_of(self._client, self._run, self._set)
-        at = min(step, sampled[-1] if sampled else 0) if self._is_other else step
+        at = min(step, sampled[-1] if sampled else 0) if self.other_run else step
         place = bisect_left(sampled, at)  # so many are before it
         later = sampled[place : place + _LOOK + 1]
-        same = [each for each in later[:1] if each == at and self._is_other]
+        same = [each for each in later[:1] if each == at and self.other_run]
         earlier = reversed(sampled[max(place - _LOOK, 0) : place])
         for other_step in (*same, *earlier, *(each for each in later if each != at)):
             if is_over() or time.monotonic() > until:
@@ -85,33 +84,31 @@ class PromptFinder:
                 except DaemonUnreachable:
                     raise
                 except LoradError:
-                    self._know(other_step, frozenset())
+                    self._remember(other_step, frozenset())
             prompts = self._prompts.get(other_step, frozenset())
             if self._key(group) in prompts:
                 return self.at(other_step, group)
             steps += [other_step] if prompts else []
-        of = f" of {self._run}" if self._is_other else ""
         if not steps:
-            raise NotFound(
-                f"no step near step {step}{of} has samples", hint="checkpoint.keep_samples says how many do."
-            )
-        absent = f"this prompt is not in steps {min(steps)} to {max(steps)}{of}"
+            hint = "checkpoint.keep_samples says how many do."
+            raise NotFound(f"no step near step {step}{self._of} has samples", hint=hint)
+        absent = f"this prompt is not in steps {min(steps)} to {max(steps)}{self._of}"
         other = self.at(steps[0], group)
         return other._replace(says=f"{absent}; prompt {other.group.rank + 1} of step {other.step} instead")
 
     def _key(self, group: Group) -> str:
-        return group.prompt if self._is_other else group.id
+        return group.prompt if self.other_run else group.id
 
     def _groups(self, step: int) -> list[Group]:
         if self._last[0] != step:
             rows = self._client.samples(self._run, step=step, limit=LIMIT, eval=self._set or None, brief=True)
             self._last = step, grouped(rows)
-            self._know(step, frozenset(map(self._key, self._last[1])))
+            self._remember(step, frozenset(map(self._key, self._last[1])))
         return self._last[1]
 
-    def _know(self, step: int, prompts: frozenset[str]) -> None:
+    def _remember(self, step: int, prompts: frozenset[str]) -> None:
         self._prompts[step] = prompts
-        while len(self._prompts) > _KNOWN:
+        while len(self._prompts) > _REMEMBERED:
             self._prompts.popitem(last=False)
 
 
@@ -121,20 +118,6 @@ class ThisPrompt(NamedTuple):
     step: int
     group: Group
     scale: Scale
-
-
-class Wish(NamedTuple):
-    """What a prompt is to be compared with.
-
-    step: the number of the other step; None: the nearest one with that prompt.
-    run: the name of another run; "": the same one.
-    by: one of ORDERS.
-    """
-
-    step: int | None
-    run: str
-    by: str
-    word_by_word: bool
 
 
 class SideBySide(NamedTuple):
@@ -149,22 +132,32 @@ class SideBySide(NamedTuple):
     options: str = ""
 
 
-def compared(lookup: PromptFinder, shown: ThisPrompt, ask: Wish, is_over: Callable[[], bool]) -> SideBySide:
-    """Return both sides, the earlier step of a run first, or another run last. Raises LoradError."""
-    if ask.step is None:
-        other = lookup.nearest(shown.step, shown.group, is_over)
-    else:
-        other = lookup.at(ask.step, shown.group)
+def compared(
+    finder: PromptFinder,
+    shown: ThisPrompt,
+    step: int | None,
+    by: str,
+    is_over: Callable[[], bool],
+    *,
+    word_by_word: bool,
+) -> SideBySide:
+    """Return both sides, the earlier step of a run first, or another run last. Raises LoradError.
+
+    step: the number of the other step; None: the nearest one with that prompt.
+    by: one of ORDERS.
+    """
+    group = shown.group
+    other = finder.nearest(shown.step, group, is_over) if step is None else finder.at(step, group)
+    name = f"{finder.other_run} step {other.step}".lstrip()
     sides = [
-        ComparedGroup(f"{ask.run} step {other.step}".lstrip(), other.group, scale(other.groups)),
-        ComparedGroup(f"step {shown.step}", shown.group, shown.scale, is_here=True),
+        ComparedGroup(name, other.group, scale(other.groups)),
+        ComparedGroup(f"step {shown.step}", group, shown.scale, is_shown=True),
     ]
-    if ask.run or other.step > shown.step:
+    if finder.other_run or other.step > shown.step:
         sides.reverse()
     options = f"--step {other.step} --prompt {other.group.problem or other.group.rank + 1}"
-    return SideBySide(
-        other.says, together(sides[0], sides[1], ask.by, word_by_word=ask.word_by_word), options
-    )
+    before, after = sides
+    return SideBySide(other.says, together(before, after, by, word_by_word=word_by_word), options)
 
 
 def history(client: Client, run: str, set: str, shown: ThisPrompt, look: Look) -> SideBySide:
@@ -176,7 +169,7 @@ def history(client: Client, run: str, set: str, shown: ThisPrompt, look: Look) -
     by_step = {step: grouped(samples) for step, samples in steps.items()}
     measure = scale([group for groups in by_step.values() for group in groups])
     sides = [
-        ComparedGroup(f"step {step}", groups[0], measure, is_here=step == shown.step)
+        ComparedGroup(f"step {step}", groups[0], measure, is_shown=step == shown.step)
         for step, groups in by_step.items()
     ]
     return SideBySide("its other steps", one_by_one(sides, look))

@@ -1,6 +1,4 @@
-"""A sample as one text, which is searched and compared, and the parts that it is read in: what the model
-said, its calls of tools, and what the environment said.
-"""
+"""A sample as one text, and its parts: what the model said, its calls, and what the environment said."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -14,7 +12,6 @@ from lorad.tui.widgets.text_view import TAB
 
 _PIECE = 4096  # characters that are looked at together
 _ARGUMENTS = 200  # characters of a call's arguments in one line
-Kind = Literal["turn", "said", "call", "told", "fork"]
 
 
 class Part(NamedTuple):
@@ -23,14 +20,12 @@ class Part(NamedTuple):
     kind: `turn` and `fork` are lines between parts, without a text; the others have the text from `start` to
         `end`.
     note: the line itself; for a call its one line, for what the environment said its figures.
-    turn: the number of the turn, from 0.
     """
 
-    kind: Kind
+    kind: Literal["turn", "said", "call", "observed", "fork"]
     start: int
     end: int
     note: str = ""
-    turn: int = 0
 
 
 def inert(text: object) -> str:
@@ -42,7 +37,7 @@ def inert(text: object) -> str:
     )
 
 
-def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
+def text_and_parts(row: Sample) -> tuple[str, tuple[Part, ...]]:
     """Return the text of a sample, and its parts in order."""
     if not row.turns:
         text = inert(row.completion)
@@ -55,9 +50,9 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
         wrong = f"✖ {turn.tool_errors} of {len(turn.calls)} calls went wrong" if turn.tool_errors else ""
         about = [f"{turn.tokens} tokens", one_line(turn.finish), reward, wrong]
         line = f"── turn {place + 1} ── " + " · ".join(part for part in about if part)
-        parts.append(Part("turn", len(text), len(text), line, place))
+        parts.append(Part("turn", len(text), len(text), line))
         said = inert(turn.text)
-        parts += (part._replace(turn=place) for part in _spoken(said, turn.calls, len(text)))
+        parts += _spoken(said, turn.calls, len(text))
         text += said if said.endswith("\n") else said + "\n"
         if observation := inert(turn.observation).strip("\n"):
             at = len(text)
@@ -65,17 +60,15 @@ def told(row: Sample) -> tuple[str, tuple[Part, ...]]:
             note = f"◂ environment · {figures}{number(turn.seconds, 2)} s"
             if follows is not None and follows.row > turn.row:
                 line = f"⑂ row {follows.row + 1} begins: the history was replaced by"
-                parts.append(Part("fork", at, at, line, place))
+                parts.append(Part("fork", at, at, line))
                 note = ""
-            parts.append(Part("told", at, at + len(observation), note, place))
+            parts.append(Part("observed", at, at + len(observation), note))
             text += f"{observation}\n"
     return text, tuple(parts)
 
 
 def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
-    """Yield what a turn of the model is made of: calls in a line each, with what went wrong, also where the
-    text of one is not there.
-    """
+    """Yield the parts of a turn of the model: texts, and a line for each call, with what went wrong."""
     done = 0
     for call in calls:
         written = inert(call.written)
@@ -88,10 +81,9 @@ def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
             arguments = ", ".join(f"{one_line(name)}={one_line(value)}" for name, value in texts.items())
         if len(arguments) > _ARGUMENTS:
             arguments = arguments[:_ARGUMENTS] + "…"
-        wrong = (
-            "" if call.outcome == "ok" and not call.error else f" ✖ {one_line(call.error or call.outcome)}"
-        )
-        line = f"▸ calls {one_line(call.name) or '?'}({arguments}){wrong}"
+        line = f"▸ calls {one_line(call.name) or '?'}({arguments})"
+        if call.outcome != "ok" or call.error:
+            line += f" ✖ {one_line(call.error or call.outcome)}"
         yield Part("call", at + begin, at + end, line)
         done = end
     if done < len(text) or not calls:
@@ -100,9 +92,7 @@ def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
 
 def _without_ends(text: str, start: int, end: int, at: int) -> Iterator[Part]:
     """Yield a part without the line breaks around it, if there is more than these."""
-    while start < end and text[start] == "\n":
-        start += 1
-    while start < end and text[end - 1] == "\n":
-        end -= 1
-    if start < end:
-        yield Part("said", at + start, at + end)
+    said = text[start:end].lstrip("\n")
+    start = end - len(said)
+    if said:
+        yield Part("said", at + start, at + start + len(said.rstrip("\n")))

@@ -1,16 +1,17 @@
 """The prompts of a step, or its samples, as rows of a table."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.text import Text
 
 from lorad.text import number, one_line, question
-from lorad.tui.dashboard.run_rows import bar
+from lorad.tui.dashboard.run_rows import Lazy, bar
 from lorad.tui.samples.groups import Group
 from lorad.tui.samples.reading import Step
 from lorad.tui.samples.text import Scale
-from lorad.tui.widgets.columns import Columns, TableColumn
+from lorad.tui.widgets.columns import Cells, Columns, TableColumn, TableRow, Values, row_of
 
 _TURNS = TableColumn("turns", 5, 6, 2, right=True, orders=True)
 _FIRST = (
@@ -46,11 +47,11 @@ _FLAT = "= "  # before a spread of nothing: such a group teaches nothing
 
 def columns(groups: Iterable[Group], *, of_samples: bool) -> Columns:
     """Return the columns of the table of prompts, or of that of samples; `turns` where there are episodes."""
-    turns = (_TURNS,) if any(one.turn_count > 1 for group in groups for one in group.samples) else ()
+    turns = (_TURNS,) if any(sample.turn_count > 1 for group in groups for sample in group.samples) else ()
     return (*_SAMPLES, *turns, *_SAMPLES_LAST) if of_samples else (*_FIRST, *turns, *_LAST)
 
 
-def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) -> dict[str, dict[str, Text]]:
+def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) -> dict[str, TableRow]:
     """Make the rows of prompts. matches: how often a search found something in each group."""
     questions = [question(group.prompt) for group in groups]
     starts = [text[: _START * 10] for text in questions]
@@ -61,55 +62,41 @@ def rows(groups: Sequence[Group], measure: Scale, matches: Mapping[str, int]) ->
     same = max(common.rfind(" "), common.rfind("\n")) + 1  # up to a word
     if same < _COMMON:
         same = 0
-    cells = dict[str, dict[str, Text]]()
+    table = {}
     for group, text in zip(groups, questions, strict=True):
         mean = group.mean
-        order = values(group)
-        plain = {
-            "mean": number(mean),
-            "reward": "" if mean is None else bar(measure.share(mean), 6),
-            "worst": number(min(group.rewards, default=None)),
-            "best": number(max(group.rewards, default=None)),
-            "spread": f"{'' if group.spread else _FLAT}{number(group.spread)}",
-            "turns": number(order["turns"], 1),
-            "end": _ends(group),
-            "tokens": number(order["tokens"], 0),
-            "failed": f"✖ {order['failed']:g}" if order["failed"] else "",
-            "n": str(len(group.samples)),
-        }
-        row = {key: Text(value, no_wrap=True, overflow="ellipsis") for key, value in plain.items()}
-        row["reward"].stylize("cyan")
-        row["failed"].stylize("red")
+        worst = min(group.rewards, default=None)
+        best = max(group.rewards, default=None)
+        samples = group.samples
+        count = max(len(samples), 1)
+        turns = sum(sample.turn_count for sample in samples) / count
+        tokens = sum(sample.size for sample in samples) / count
+        failed = sum(bool(sample.error) for sample in samples)
+        ends = Counter(sample.ending or "?" for sample in samples).most_common()
+        table[group.id] = row = row_of(
+            {
+                "mean": (number(mean), mean),
+                "reward": "" if mean is None else bar(measure.share(mean), 6),
+                "worst": (number(worst), worst),
+                "best": (number(best), best),
+                "spread": (number(group.spread), group.spread),
+                "turns": (number(turns, 1), turns),
+                "end": ends[0][0] if len(ends) == 1 else " ".join(f"{n}×{end}" for end, n in ends),
+                "tokens": (number(tokens, 0), tokens),
+                "failed": (f"✖ {failed}" if failed else "", failed),
+                "n": len(samples),
+            }
+        )
+        row.cells["spread"] = Text(f"{'' if group.spread else _FLAT}{number(group.spread)}")
+        row.cells["reward"].stylize("cyan")
+        row.cells["failed"].stylize("red")
         start = one_line((("…" if same else "") + text[same:])[:_START])  # what tells it from the others
-        cells[group.id] = {**row, "prompt": _with_sign(matches.get(group.id, 0), start)}
-    return cells
+        row.cells["prompt"] = _with_sign(matches.get(group.id, 0), start)
+    return table
 
 
 def _with_sign(matches: int, text: str) -> Text:
-    sign = (f"{matches}× ", "bold yellow") if matches else ""
-    return Text.assemble(sign, text, no_wrap=True, overflow="ellipsis")
-
-
-def _ends(group: Group) -> str:
-    """Return why the samples ended, the most frequent reason first."""
-    counts = Counter(one.ending or "?" for one in group.samples).most_common()
-    return counts[0][0] if len(counts) == 1 else " ".join(f"{n}×{end}" for end, n in counts)
-
-
-def values(group: Group) -> dict[str, str | float | None]:
-    """Return the values that the table is ordered by."""
-    rewards = group.rewards
-    count = max(len(group.samples), 1)
-    return {
-        "mean": group.mean,
-        "worst": min(rewards, default=None),
-        "best": max(rewards, default=None),
-        "spread": group.spread,
-        "turns": sum(one.turn_count for one in group.samples) / count,
-        "end": _ends(group),
-        "tokens": sum(one.size for one in group.samples) / count,
-        "failed": sum(bool(one.error) for one in group.samples),
-    }
+    return Text.assemble((f"{matches}× ", "bold yellow") if matches else "", text)
 
 
 # -- samples, each in a row of its own -----------------------------------------------------------------------
@@ -117,68 +104,53 @@ def sample_key(group: Group, place: int) -> str:
     return f"{place} {group.id}"
 
 
-class SampleRows(Mapping[str, dict[str, Text]]):
-    """Makes the cells of a row when the table shows it: a step may have thousands.
+class SampleRows:
+    """The rows of samples, which are made when the table shows them: a step may have thousands.
 
     matches: by group and place, how often a search found something.
+    places: by row the group, and the place of the sample in it.
     """
 
     def __init__(self, groups: Sequence[Group], matches: Mapping[tuple[str, int], int]) -> None:
-        self._places = {
+        self.places = {
             sample_key(group, n): (group, n) for group in groups for n in range(len(group.samples))
         }
         self._matches = matches
-        self._made = dict[str, dict[str, Text]]()
+        self.cells = Lazy(self.places, functools.cache(self._cells))
+        self.values = Lazy(self.places, self._values)
 
-    def __len__(self) -> int:
-        return len(self._places)
+    def _cells(self, key: str) -> Cells:
+        group, place = self.places[key]
+        sample = group.samples[place]
+        plain = {
+            "reward": "✖" if sample.reward is None else number(sample.reward),
+            "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
+            "turns": str(sample.turn_count),
+            "end": sample.ending,
+            "length": str(sample.size or ""),
+            "logprob": number(sample.logprob),
+            "prompt": str(group.rank + 1),
+            "n": f"#{sample.index}",
+        }
+        row = {name: Text(value) for name, value in plain.items()}
+        row["reward"].stylize("red" if sample.reward is None else "cyan")
+        last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
+        text = "" if last is None else last.note or sample.completion[last.start : last.end]
+        begin = one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
+        return {**row, "completion": _with_sign(self._matches.get((group.id, place), 0), begin)}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __getitem__(self, key: str) -> dict[str, Text]:
-        if key not in self._made:
-            group, place = self._places[key]
-            sample = group.samples[place]
-            plain = {
-                "reward": "✖" if sample.reward is None else number(sample.reward),
-                "advantage": "" if sample.advantage is None else f"{sample.advantage:+.3f}",
-                "turns": str(sample.turn_count),
-                "end": sample.ending,
-                "length": str(sample.size or ""),
-                "logprob": number(sample.logprob),
-                "prompt": str(group.rank + 1),
-                "n": f"#{sample.index}",
-            }
-            row = {name: Text(value, no_wrap=True, overflow="ellipsis") for name, value in plain.items()}
-            row["reward"].stylize("red" if sample.reward is None else "cyan")
-            last = next((part for part in reversed(sample.parts) if part.kind in ("said", "call")), None)
-            text = "" if last is None else last.note or sample.completion[last.start : last.end]
-            begin = one_line(("… " if sample.turn_count > 1 else "") + text[: _START * 4])[:_START]
-            matches = self._matches.get((group.id, place), 0)
-            self._made[key] = {**row, "completion": _with_sign(matches, begin)}
-        return self._made[key]
-
-    def place(self, key: str) -> tuple[Group, int] | None:
-        """Return the group of a row, and the sample's place in it."""
-        return self._places.get(key)
-
-
-def sample_values(groups: Iterable[Group]) -> dict[str, dict[str, str | float | None]]:
-    """Return the values that the table of samples is ordered by."""
-    return {
-        sample_key(group, place): {
-            "reward": one.reward,
-            "advantage": one.advantage,
-            "turns": one.turn_count,
-            "end": one.ending,
-            "length": one.size,
-            "logprob": one.logprob,
+    def _values(self, key: str) -> Values:
+        group, place = self.places[key]
+        sample = group.samples[place]
+        return {
+            "reward": sample.reward,
+            "advantage": sample.advantage,
+            "turns": sample.turn_count,
+            "end": sample.ending,
+            "length": sample.size,
+            "logprob": sample.logprob,
             "prompt": group.rank,
         }
-        for group in groups
-        for place, one in enumerate(group.samples)
-    }
 
 
 def head(

@@ -53,14 +53,14 @@ def steps_of(client: Client, run: str, set: str = "", newest: int | None = None)
 class StepReading:
     """Reads once for each attempt and step: samples never change."""
 
-    _had: Step | None = None
+    _step: Step | None = None
     _pace: Pauses = field(default_factory=Pauses)
 
     def read(
         self, client: Client, changes: Changes, run: RunDetails, set: str, step: int | None
     ) -> Step | None:
         """Return what changed. step: the number that is wanted; None: the latest."""
-        had = self._had
+        had = self._step
         is_known = had is not None and (had.attempt, had.set) == (run.attempt, set)
         if had is None or not is_known or not set or changes.touch(run.name, "eval"):
             steps = steps_of(client, run.name, set, run.step)
@@ -71,8 +71,8 @@ class StepReading:
             at = steps[-1] if step is None else steps[max(bisect_right(steps, step) - 1, 0)]
         if had is not None and is_known and had.number == at and (had.groups or not changes.everything):
             is_same = (had.newest, had.steps) == (run.step, steps)
-            self._had = had if is_same else had._replace(newest=run.step, steps=steps)
-            return None if self._had is had else self._had
+            self._step = had if is_same else had._replace(newest=run.step, steps=steps)
+            return None if self._step is had else self._step
         if is_known and step is None and not self._pace.is_due:
             return None
         groups = list[Group]()
@@ -89,5 +89,5 @@ class StepReading:
                 raise
             except LoradError as error:
                 words = error.in_full
-        self._had = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
-        return self._had
+        self._step = Step(at, run.step, run.attempt, groups, "" if groups else words, set, steps)
+        return self._step

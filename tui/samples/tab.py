@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 from textual import work
@@ -21,10 +22,10 @@ from lorad.tui.feed import Changes
 from lorad.tui.samples import offers
 from lorad.tui.samples.groups import HITS, ORDERS, Group, Hit, hits, selected
 from lorad.tui.samples.look import CHANCES_SAY, Look, chances
-from lorad.tui.samples.other_steps import PromptFinder, SideBySide, ThisPrompt, Wish, compared, history
-from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key, sample_values, values
+from lorad.tui.samples.other_steps import PromptFinder, SideBySide, ThisPrompt, compared, history
+from lorad.tui.samples.prompt_rows import SampleRows, columns, head, rows, sample_key
 from lorad.tui.samples.reading import LIMIT, Step, StepReading
-from lorad.tui.samples.text import View, alone, scale
+from lorad.tui.samples.text import alone, scale
 from lorad.tui.screens.tab import RunTab
 from lorad.tui.widgets.line import Line
 from lorad.tui.widgets.picker import Choose
@@ -85,7 +86,7 @@ class SamplesTab(RunTab):
         self._all.display = False
         self._reading = StepReading()
         self._set = ""  # of an evaluation; "": training
-        self._wanted: int | None = None  # a step; None: the latest
+        self._asked_step: int | None = None  # None: the latest
         self._step = Step(-1, 0, 0, [])
         self._scale = scale([])
         self._where = ""  # the filter
@@ -99,8 +100,8 @@ class SamplesTab(RunTab):
         self._look = Look()
         self._beside: _Beside | None = None
         self._word_by_word = False
-        self._found = SideBySide("", [])
-        self._lookups = dict[tuple[str, str], PromptFinder]()
+        self._sides = SideBySide("", [])
+        self._finders = dict[tuple[str, str], PromptFinder]()
         self._asks = ""
         self._at = ""  # the prompt that the cursor was at last, also while a step has none
 
@@ -114,7 +115,7 @@ class SamplesTab(RunTab):
 
     # -- what is read ----------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes, run: RunDetails) -> Step | None:
-        return self._reading.read(client, changes, run, self._set, self._wanted)
+        return self._reading.read(client, changes, run, self._set, self._asked_step)
 
     def show(self, data: Step) -> None:
         before = self._step
@@ -123,28 +124,24 @@ class SamplesTab(RunTab):
             self._draw_head()
             return
         if data.attempt != before.attempt:
-            self._lookups.clear()
+            self._finders.clear()
         self._scale = scale(data.groups)
         at = self._at
         self._filter()
-        if not before.groups and (group := next((one for one in self._shown if one.id == at), None)):
-            self._table.go(sample_key(group, 0) if self._is_flat else at)
+        if not before.groups and (group := next((group for group in self._shown if group.id == at), None)):
+            self._go_to(group)
 
     def command(self) -> str:
         parts = ["lorad samples", shlex.quote(self.run_name)]
         parts += [f"--eval {shlex.quote(self._set)}"] if self._set else []
         if self._beside is not None and self._beside.is_history:
             return " ".join([*parts, f"--prompt {(self.group and self.group.problem) or 1}"])
-        if self._beside is not None and self._found.options and self.group is not None:
+        if self._beside is not None and self._sides.options and self.group is not None:
             number = self.group.problem or self.group.rank + 1
-            other = [
-                parts[0],
-                shlex.quote(self._beside.run or self.run_name),
-                *parts[2:],
-                self._found.options,
-            ]
-            return " ".join([*parts, f"--step {self._step.number} --prompt {number};", *other])
-        parts += [] if self._wanted is None else [f"--step {self._step.number}"]
+            other = [parts[0], shlex.quote(self._beside.run or self.run_name), *parts[2:]]
+            step = f"--step {self._step.number} --prompt {number};"
+            return " ".join([*parts, step, *other, self._sides.options])
+        parts += [] if self._asked_step is None else [f"--step {self._step.number}"]
         by = self._all.by if self._is_flat else ""
         order = ordered_by(by) if by in ORDERS else "drawn"
         parts.append(Choice(self._where, order, order != "drawn" and not self._all.is_reversed).options())
@@ -163,20 +160,23 @@ class SamplesTab(RunTab):
     def group(self) -> Group | None:
         """Return the group under the cursor."""
         if self._is_flat:
-            place = self._rows.place(self._all.key or "")
+            place = self._rows.places.get(self._all.key or "")
             return place and place[0]
         return next((group for group in self._shown if group.id == self._prompts.key), None)
+
+    def _go_to(self, group: Group, sample: int = 0) -> None:
+        self._table.go(sample_key(group, sample) if self._is_flat else group.id)
 
     @property
     def _only(self) -> int | None:
         """Return the place of the sample under the cursor in its group; None where the rows are prompts."""
-        place = self._rows.place(self._all.key or "") if self._is_flat else None
+        place = self._rows.places.get(self._all.key or "") if self._is_flat else None
         return place and place[1]
 
     def _filter(self) -> None:
         self._shown = selected(self._step.groups, Choice(self._where))
-        for table, of_samples in ((self._prompts, False), (self._all, True)):
-            table.use(columns(self._step.groups, of_samples=of_samples))
+        self._prompts.use(columns(self._step.groups, of_samples=False))
+        self._all.use(columns(self._step.groups, of_samples=True))
         self._search(self._needle)
 
     def _draw(self) -> None:
@@ -184,10 +184,10 @@ class SamplesTab(RunTab):
         if self._is_flat:
             counts = Counter((hit.group, hit.sample) for hit in self._hits)
             self._rows = SampleRows(groups, counts)
-            self._all.show(self._rows, sample_values(groups))
+            self._all.show(self._rows.cells, self._rows.values)
         else:
             by_group = Counter(hit.group for hit in self._hits)
-            self._prompts.show(rows(groups, self._scale, by_group), {one.id: values(one) for one in groups})
+            self._prompts.show_rows(rows(groups, self._scale, by_group))
         self._draw_text()
 
     def _draw_head(self) -> None:
@@ -198,10 +198,10 @@ class SamplesTab(RunTab):
             count = f"{HITS}+" if len(self._hits) == HITS else str(len(self._hits))
             more.append(f"{at}{count} for “{self._needle}” (n, N)")
         if self._beside is not None:
-            more.append(f"beside: {self._found.says or 'looking for that prompt …'}")
+            more.append(f"beside: {self._sides.says or 'looking for that prompt …'}")
         more += [CHANCES_SAY] if self._look.chances is not None else []
         more += [self._table.says] if self._table.says else []
-        self._head.say(head(self._step, self._shown, self._wanted, self._scale, more))
+        self._head.say(head(self._step, self._shown, self._asked_step, self._scale, more))
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows is self._table:
@@ -210,7 +210,6 @@ class SamplesTab(RunTab):
             self._offer()
 
     def _offer(self) -> None:
-        """Offer the command for what is shown now in the status line."""
         self.base.offer(self.command(), *self.base.targets("run"))
 
     def _draw_text(self) -> None:
@@ -223,7 +222,7 @@ class SamplesTab(RunTab):
         if drawing != self._drawn:
             before = self._drawn
             self._drawn = drawing
-            self._found = SideBySide("", [])
+            self._sides = SideBySide("", [])
             if group is None:
                 none_left = f"No sample of this step is such: {self._where}" if step.groups else step.words
                 self._text.show([TextSection([TextBlock(printable(none_left))])])
@@ -232,9 +231,9 @@ class SamplesTab(RunTab):
             else:
                 if self._look.chances is not None and (group.id, -1) not in self._look.chances:
                     self._read_chances(group)
-                view = View(len(step.groups), self._by, self._scale, self._look, self._only)
+                text = alone(group, len(step.groups), self._by, self._scale, self._look, self._only)
                 is_same = before[:-1] == drawing[:-1]  # only how it is shown is another
-                self._text.show(alone(group, view), stay=is_same)
+                self._text.show(text, stay=is_same)
         self._draw_head()
         self._text.mark(self._marks(group))
 
@@ -253,13 +252,14 @@ class SamplesTab(RunTab):
     # -- which step ------------------------------------------------------------------------------------------
     def action_step(self, by: int) -> None:
         """Go some steps further; past the newest one follow the latest, and those to come."""
-        self._go(self._step.beside(self._step.number if self._wanted is None else self._wanted, by))
+        at = self._step.number if self._asked_step is None else self._asked_step
+        self._go(self._step.beside(at, by))
 
     def action_latest(self) -> None:
         self._go(None)
 
     def _go(self, step: int | None) -> None:
-        self._wanted = step
+        self._asked_step = step
         self._draw_head()
         self._again()
 
@@ -280,7 +280,7 @@ class SamplesTab(RunTab):
         )
         if chosen is not None:
             self._set = "" if chosen == offers.TRAINING else chosen
-            self._wanted = self._beside = None
+            self._asked_step = self._beside = None
             self._again()
 
     # -- which samples ---------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class SamplesTab(RunTab):
         self._all.display = not self._prompts.display
         self._draw()
         if group is not None:
-            self._table.go(sample_key(group, 0) if self._is_flat else group.id)
+            self._go_to(group)
         if had_focus:
             self._table.focus()
         self.refresh(layout=True)
@@ -329,7 +329,7 @@ class SamplesTab(RunTab):
         self._hit = (self._hit + by) % len(self._hits) if self._hit >= 0 or by > 0 else len(self._hits) - 1
         hit = self._hits[self._hit]
         group = next(group for group in self._shown if group.id == hit.group)
-        self._table.go(sample_key(group, max(hit.sample, 0)) if self._is_flat else hit.group)
+        self._go_to(group, max(hit.sample, 0))
         self._draw_text()
         self._text.go(hit.sample, hit.start)
 
@@ -350,7 +350,6 @@ class SamplesTab(RunTab):
         self._draw_text()
 
     def action_chances(self) -> None:
-        """Colour tokens by their probability, or not."""
         self._look = self._look._replace(chances={} if self._look.chances is None else None, markdown=False)
         self._draw_text()
 
@@ -375,10 +374,13 @@ class SamplesTab(RunTab):
             self._draw_text()
 
     # -- another step or run beside --------------------------------------------------------------------------
-    def action_compare(self) -> None:
-        self._beside = _Beside() if self._beside is None else None
+    def _show_beside(self, beside: _Beside | None) -> None:
+        self._beside = beside
         self._draw_text()
         self._offer()
+
+    def action_compare(self) -> None:
+        self._show_beside(_Beside() if self._beside is None else None)
 
     def action_words(self) -> None:
         self._word_by_word = not (self._beside and self._word_by_word)
@@ -387,11 +389,9 @@ class SamplesTab(RunTab):
         self._draw_text()
 
     def action_history(self) -> None:
-        """Show a held-out prompt at all steps, or at this one."""
+        """Show a held-out prompt at all steps, or again at this one alone."""
         was_history = self._beside is not None and self._beside.is_history
-        self._beside = None if was_history else _Beside(is_history=True)
-        self._draw_text()
-        self._offer()
+        self._show_beside(None if was_history else _Beside(is_history=True))
 
     @work
     async def action_other_run(self) -> None:
@@ -404,9 +404,7 @@ class SamplesTab(RunTab):
         options = offers.runs(runs, self.run_name)
         chosen = await self.app.push_screen_wait(Choose("Beside the samples of which run?", options))
         if chosen is not None:
-            self._beside = _Beside(run=chosen)
-            self._draw_text()
-            self._offer()
+            self._show_beside(_Beside(run=chosen))
 
     @work(exclusive=True, group="compare")
     async def _compare(self, group: Group, beside: _Beside) -> None:
@@ -417,20 +415,18 @@ class SamplesTab(RunTab):
         client = self.base.client
         run = beside.run or self.run_name
         shown = ThisPrompt(self._step.number, group, self._scale)
-        key = run, self._set
-        lookup = self._lookups.setdefault(
-            key, PromptFinder(client, run, self._set, is_other=bool(beside.run))
-        )
-        wish = Wish(beside.step, beside.run, self._by, self._word_by_word)
+        finder = PromptFinder(client, run, self._set, is_other=bool(beside.run))
+        finder = self._finders.setdefault((run, self._set), finder)
         try:
             if beside.is_history:
                 sides = await asyncio.to_thread(history, client, run, self._set, shown, self._look)
             else:
-                sides = await asyncio.to_thread(compared, lookup, shown, wish, lambda: worker.is_cancelled)
+                ask = partial(compared, finder, shown, beside.step, self._by, lambda: worker.is_cancelled)
+                sides = await asyncio.to_thread(ask, word_by_word=self._word_by_word)
         except LoradError as error:
             sides = SideBySide("nothing", [TextSection([TextBlock(printable(error.in_full))])])
         if drawing == self._drawn:
-            self._found = sides
+            self._sides = sides
             self._text.show(sides.sections)
             self._draw_head()
             self._offer()
@@ -449,7 +445,7 @@ class SamplesTab(RunTab):
         return opens(self.screen, action)
 
     def action_undo(self) -> None:
-        """Undo the last thing first."""
+        """Leave the field, the text, the comparison, the search or the filter: the first that is there."""
         if self._asks:
             self._answered()
         elif self._text.has_focus:
@@ -462,7 +458,7 @@ class SamplesTab(RunTab):
             self._choose("")
 
     def action_ask(self, what: str) -> None:
-        """Ask for a line of text; see ASKED."""
+        """Ask for a line of text, as `_ASKED` says."""
         self._asks = what
         field = self._input
         field.placeholder = _ASKED[what]
@@ -493,5 +489,4 @@ class SamplesTab(RunTab):
             self._go(int(value) if value else None)
         elif what == "other":
             run = self._beside.run if self._beside else ""
-            self._beside = _Beside(int(value) if value else None, run)
-            self._draw_text()
+            self._show_beside(_Beside(int(value) if value else None, run))

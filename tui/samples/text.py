@@ -31,41 +31,25 @@ class Scale(NamedTuple):
 
 def scale(groups: Sequence[Group]) -> Scale:
     rewards = [reward for group in groups for reward in group.rewards]
-    advantages = [
-        abs(one.advantage) for group in groups for one in group.samples if one.advantage is not None
-    ]
+    samples = [sample for group in groups for sample in group.samples]
+    advantages = [abs(sample.advantage) for sample in samples if sample.advantage is not None]
     return Scale(min(rewards, default=0.0), max(rewards, default=1.0), max(advantages, default=0.0))
 
 
 # -- one group -----------------------------------------------------------------------------------------------
-class View(NamedTuple):
-    """How a group is shown.
+def alone(
+    group: Group, prompts: int, by: str, measure: Scale, look: Look, only: int | None = None
+) -> list[TextSection]:
+    """Return the prompt, then its completions in order.
 
-    Attributes:
-        of: How many prompts the step has.
-        by: One of ORDERS.
-        scale: The scale of the step.
-        only: The place of the one sample that is shown; None where all of the group are.
+    prompts: how many prompts the step has.
+    by: one of ORDERS.
+    only: the place of the one sample that is shown; None where all of the group are.
     """
-
-    of: int
-    by: str
-    scale: Scale
-    look: Look = Look()
-    only: int | None = None
-
-
-def alone(group: Group, view: View) -> list[TextSection]:
-    """Return the prompt, then its completions in order."""
-    blocks = [
-        TextBlock(f"prompt {group.rank + 1} of {view.of}, {group.id}", "bold"),
-        view.look.block(_prompt(group, _PROMPT)),
-    ]
-    blocks += [TextBlock(f"answer: {group.answer}", "dim", name="answer")] if group.answer else []
-    for place in ordered(group.samples, view.by) if view.only is None else (view.only,):
+    blocks = _asked(f"prompt {group.rank + 1} of {prompts}, {group.id}", group, look)
+    for place in ordered(group.samples, by) if only is None else (only,):
         sample = group.samples[place]
-        blocks += [TextBlock(""), _head(sample, view.scale), *_said(group.id, place, sample, view.look)]
-        blocks += _wrong(sample)
+        blocks += [TextBlock(""), _head(sample, measure), *_said(group.id, place, sample, look)]
     return [TextSection(blocks)]
 
 
@@ -73,8 +57,14 @@ def _prompt(group: Group, key: int | None = None) -> TextBlock:
     return TextBlock(group.prompt, key=key, name="prompt", until=last_turn(group.prompt)[1])
 
 
+def _asked(head: str, group: Group, look: Look) -> list[TextBlock]:
+    """Return the prompt below a head, and its answer where there is one."""
+    blocks = [TextBlock(head, "bold"), look.block(_prompt(group, _PROMPT))]
+    return blocks + ([TextBlock(f"answer: {group.answer}", "dim", name="answer")] if group.answer else [])
+
+
 def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[TextBlock]:
-    """Yield the parts of a sample: what the model said is bright, what it was told is dim."""
+    """Yield the parts of a sample, bright what the model said, dim what it was told; and its error."""
     for part in sample.parts:
         text = sample.completion[part.start : part.end]
         block = TextBlock(text, key=place, at=part.start)
@@ -82,11 +72,13 @@ def _said(group: str, place: int, sample: Sample, look: Look) -> Iterator[TextBl
             yield look.block(block, (group, sample.index))
         elif part.kind == "call":
             yield look.block(block._replace(short=f"{part.note}  z", style="bold"), (group, sample.index))
-        elif part.kind == "told":
+        elif part.kind == "observed":
             yield from [TextBlock(part.note, "dim italic")] if part.note else []
             yield block._replace(style="dim", name="observation")
         else:
             yield TextBlock(part.note, "bold yellow" if part.kind == "fork" else "bold dim")
+    if sample.error:
+        yield TextBlock(f"✖ {sample.error}", "bold red")
 
 
 def _head(sample: Sample, measure: Scale, before: str = "") -> TextBlock:
@@ -118,22 +110,18 @@ def _head(sample: Sample, measure: Scale, before: str = "") -> TextBlock:
     return TextBlock("".join(text for text, _ in parts), spans=spans)
 
 
-def _wrong(sample: Sample) -> list[TextBlock]:
-    return [TextBlock(f"✖ {sample.error}", "bold red")] if sample.error else []
-
-
 # -- two groups ----------------------------------------------------------------------------------------------
 class ComparedGroup(NamedTuple):
     """One of the groups that are compared.
 
     name: what the side is called in front of its samples.
-    is_here: whether its blocks have keys.
+    is_shown: it is the one that the table shows, whose blocks have keys.
     """
 
     name: str
     group: Group
     scale: Scale
-    is_here: bool = False
+    is_shown: bool = False
 
 
 def together(
@@ -144,7 +132,7 @@ def together(
     Word by word, each pair is one text, with [-what is gone-] and {+what is new+}.
     """
     if before.group.prompt == after.group.prompt:
-        either = before.group if before.is_here else after.group
+        either = before.group if before.is_shown else after.group
         sections = [TextSection([TextBlock(f"prompt {either.id}", "bold"), _prompt(either)])]
     else:
         prompts = (
@@ -166,32 +154,25 @@ def together(
         sections.append(TextSection([heads[0]], [heads[1]]))
         texts = ("" if left is None else left.completion, "" if right is None else right.completion)
         sections.append(
-            _merged(*texts) if word_by_word else _apart(texts, (left_place, other), after.is_here)
+            _merged(*texts) if word_by_word else _apart(texts, (left_place, other), after.is_shown)
         )
     return sections
 
 
 def one_by_one(sides: Sequence[ComparedGroup], look: Look) -> list[TextSection]:
     """Return one prompt at several steps, in order. The sides that are not here have no keys."""
-    first = sides[-1].group
-    blocks = [
-        TextBlock(f"prompt {first.id}", "bold"),
-        look.block(_prompt(first, _PROMPT)),
-    ]
-    blocks += [TextBlock(f"answer: {first.answer}", "dim", name="answer")] if first.answer else []
+    last = sides[-1].group
+    blocks = _asked(f"prompt {last.id}", last, look)
     for side in sides:
         for place, sample in enumerate(side.group.samples):
             blocks += [TextBlock(""), _head(sample, side.scale, f"{side.name} ")]
             said = _said(side.group.id, place, sample, look)
-            blocks += said if side.is_here else (block._replace(key=None) for block in said)
-            blocks += _wrong(sample)
+            blocks += said if side.is_shown else (block._replace(key=None) for block in said)
     return [TextSection(blocks)]
 
 
 def _apart(texts: tuple[str, str], places: tuple[int | None, int | None], is_second: bool) -> TextSection:
-    """Return two texts with what only one of them has underlined. is_second: which of them has a key, its
-    place.
-    """
+    """Underline what only one of two texts has. is_second: whose place is its key."""
     pieces = text_diff.words(*texts)
     blocks = list[TextBlock]()
     for side, (left_out, style) in enumerate(

@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from rich.text import Text
@@ -17,6 +18,7 @@ from lorad.box.paths import Home
 from lorad.client.boxes.hosts import HERE
 from lorad.client.client import Client
 from lorad.errors import Conflict, LoradError, NotAllowed, SpecError
+from lorad.records.runs import Run
 from lorad.text import one_line
 from lorad.tui.actions.action import VerbAction
 from lorad.tui.actions.table import bindings
@@ -34,7 +36,7 @@ _HEIGHTS = [(0, "-short"), (15, "-middle"), (20, "-tall"), (40, "-high")]
 
 
 class Base(Screen[None]):
-    """The frame: a screen that has a `body`, `read` and `show` gets all the rest from here.
+    """The frame of a screen, which fills in `body`, `read` and `show`.
 
     Attributes:
         command: The shell's way to what is shown, or to what was done last.
@@ -66,9 +68,14 @@ class Base(Screen[None]):
         """Return what an action on a `run`, `version`, `alias` or `pool` would act on, most often one."""
         return []
 
+    def run_of(self, target: str) -> Run | None:
+        """Return the run that a target is or belongs to, if the screen knows it."""
+        return None
+
     def owner(self, target: str) -> str | None:
         """Return the owner of a target, as far as the screen knows."""
-        return None
+        run = self.run_of(target)
+        return run.owner if run else None
 
     def has(self, target: str) -> bool:
         """Whether it is still there, as far as the screen knows."""
@@ -76,14 +83,15 @@ class Base(Screen[None]):
 
     def state(self, run: str) -> str:
         """Return the state of a run, or "" if the screen does not know it."""
-        return ""
+        details = self.run_of(run)
+        return details.state if details else ""
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """Return the initial texts of an action's fields."""
+        """Return the initial texts of an action's fields, by their keys."""
         return {}
 
     def read(self, client: Client, changes: Changes) -> Any | None:
-        """See `lorad.tui.feed.View`: on the feed's thread."""
+        """Return what to show, or None when nothing of it changed; called on the feed's thread."""
         raise NotImplementedError
 
     def show(self, data: Any) -> None:
@@ -116,12 +124,13 @@ class Base(Screen[None]):
     def say_title(self, text: Text) -> None:
         """Show a title, marked when the session is read-only or not refreshed."""
         self._title = text
-        box = self.lorad.box
-        name = Text.assemble((f" {one_line(box)} ", "reverse" if box == HERE else "bold white on red"), " ")
-        marks = ["READ-ONLY"] * self.lorad.readonly + ["‖ NOT REFRESHED: H continues"] * self.lorad.frozen
-        self.query_one("#title", Line).say(
-            Text.assemble(name if box else "", text, *(part for mark in marks for part in ("  ", mark)))
-        )
+        title = Text()
+        if box := self.lorad.box:
+            title.append(f" {one_line(box)} ", "reverse" if box == HERE else "bold white on red").append(" ")
+        title.append_text(text)
+        title.append("  READ-ONLY" if self.lorad.readonly else "")
+        title.append("  ‖ NOT REFRESHED: H continues" if self.lorad.frozen else "")
+        self.query_one("#title", Line).say(title)
 
     def _tell_lost(self, lost: str) -> None:
         banner = self.query_one("#banner", Line)
@@ -152,10 +161,8 @@ class Base(Screen[None]):
 
     def say_command(self, line: str, result: str = "") -> None:
         self.command = line = self.flagged(line)
-        shown = Text.assemble(
-            ("$ ", "dim"), one_line(line), (f"   {one_line(result)}" if result else "", "bold")
-        )
-        self.say(shown)
+        end = f"   {one_line(result)}" if result else ""
+        self.say(Text.assemble(("$ ", "dim"), one_line(line), (end, "bold")))
 
     def say_error(self, error: LoradError) -> None:
         self.say(Text(f"✖ {one_line(error.in_full)}", style="bold red"))
@@ -183,25 +190,17 @@ class Base(Screen[None]):
             self.must_act()
             for target in targets:
                 if not verb.of_others and not self.may_act(target):
-                    raise NotAllowed(
-                        f"{target} belongs to {self.owner(target)}: here it can only be looked at.", hint=""
-                    )
+                    message = f"{target} belongs to {self.owner(target)}: here it can only be looked at."
+                    raise NotAllowed(message, hint="")
             if verb.fields and not verb.many and len(targets) > 1:
-                raise Conflict(
-                    f"{verb.name} is for one at a time, and {len(targets)} are marked.",
-                    hint="space unmarks.",
-                )
+                message = f"{verb.name} is for one at a time, and {len(targets)} are marked."
+                raise Conflict(message, hint="space unmarks.")
             values: Mapping[str, str] | None = {}
             if verb.fields:
                 whom = targets[0] if len(targets) == 1 else f"{len(targets)} of them"
                 title = f"{verb.label} {whom}" + (f" on {self.far}" if self.far else "")
-                ask = AskDialog(
-                    title,
-                    verb.fields,
-                    lambda typed: self.typed_line(verb, targets[0], typed),
-                    preset or {},
-                )
-                values = await self.app.push_screen_wait(ask)
+                line = partial(self.typed_line, verb, targets[0])
+                values = await self.app.push_screen_wait(AskDialog(title, verb.fields, line, preset or {}))
             if values is not None and await self.is_meant(verb, targets, values):
                 await self._do(verb, targets, values)
         except LoradError as error:
@@ -221,8 +220,8 @@ class Base(Screen[None]):
                 version = "".join(self.targets("version")[:1])
                 words = await asyncio.to_thread(filled_in, command, *self.routed(chosen[0]), version)
             line = shlex.join(words)
-            asked = Confirm("Run", {line: "On this machine, as you; lorad does not know what it does."})
-            if command.ask and not await self.app.push_screen_wait(asked):
+            question = Confirm("Run", {line: "On this machine, as you; lorad does not know what it does."})
+            if command.ask and not await self.app.push_screen_wait(question):
                 return
             self.say_command(line, "runs …")
             pipe = asyncio.subprocess.PIPE
@@ -261,7 +260,7 @@ class Base(Screen[None]):
         return "" if isinstance(where, Home) else where.name
 
     def must_act(self) -> None:
-        """Raise NotAllowed where nothing may be done."""
+        """Raise NotAllowed where the session is read-only."""
         if self.lorad.readonly:
             raise NotAllowed("Read-only: nothing is done.", hint="Start `lorad tui` without --readonly.")
 
@@ -310,9 +309,7 @@ class Base(Screen[None]):
             raise LoradError(f"{share}{refused.message}", hint=refused.hint)
 
     def _subject(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """Return what `offer` compares with: the status line keeps a result as long as the same things are
-        chosen.
-        """
+        """Return what `offer` compares with: a result stays as long as the same things are chosen."""
         return tuple(targets)
 
     # -- ways to other screens -------------------------------------------------------------------------------
@@ -325,13 +322,9 @@ class Base(Screen[None]):
 
 
 class TableScreen(Base):
-    """A screen with one table, which has the focus at first. TABLE: its id."""
+    """A screen with one table, which has the focus at first."""
 
-    TABLE: ClassVar[str]
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one(f"#{self.TABLE}", Rows)
+    table: Rows
 
     def on_mount(self) -> None:
         self.table.focus()

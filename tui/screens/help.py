@@ -54,21 +54,17 @@ class Help(ModalScreen[None]):
     def __init__(self, working: Sequence[str]) -> None:
         super().__init__()
         self._working = working
+        placeholder = "words of a key, its meaning, id or heading"
+        self._search = Input(id="help-search", placeholder=placeholder, compact=True)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="help"):
-            yield Input(
-                id="help-search", placeholder="words of a key, its meaning, id or heading", compact=True
-            )
+            yield self._search
             with VerticalScroll(id="help-keys", can_focus=False):
                 yield Static(id="help-table")
 
     def on_mount(self) -> None:
         self._draw()
-
-    @property
-    def _search(self) -> Input:
-        return self.query_one("#help-search", Input)
 
     def _draw(self) -> None:
         words = self._search.value.casefold().split()

@@ -42,7 +42,7 @@ class RunTab(Vertical):
         raise NotImplementedError
 
     def focus_first(self) -> None:
-        """Give the focus to the first widget that can have it: it is moved in most."""
+        """Give the focus to the first widget that can have it."""
         for widget in self.query("*"):
             if widget.can_focus and widget.display:
                 widget.focus()
@@ -57,7 +57,6 @@ class RunTab(Vertical):
         return []
 
     def preset(self, verb: str, target: str) -> dict[str, str]:
-        """See `Base.preset`."""
         return {}
 
 

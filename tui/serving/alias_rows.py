@@ -12,7 +12,7 @@ from lorad.errors import LoradError
 from lorad.records.versions import AliasMove, ServedAlias
 from lorad.text import age, coarse_age, number, one_line
 from lorad.tui.feed import Changes
-from lorad.tui.widgets.columns import TableColumn, Values
+from lorad.tui.widgets.columns import Fact, TableColumn, TableRow, row_of
 
 _NAMED = 24  # cells of a version's name
 _AT_ONCE = 8  # rewards that are asked for in one reading
@@ -40,8 +40,7 @@ class AliasData(NamedTuple):
     """The aliases, and what is known of the versions that they serve.
 
     Attributes:
-        pools: A pool that has the version loaded, by version.
-        rewards: The rewards by version.
+        pools: A pool that has the version loaded, by version; so are rewards.
         moves: The moves of `alias`, newest first.
         kept: The base of the alias's run is kept warm.
     """
@@ -58,7 +57,7 @@ class AliasData(NamedTuple):
 
 
 @dataclass(eq=False)
-class Reader:
+class AliasReader:
     """Reads on the feed's thread; another thread sets `alias`, the alias whose moves are read."""
 
     alias: str | None = None
@@ -82,73 +81,58 @@ class Reader:
                 steps = client.steps(served.run, after=step - 1, limit=1)
                 reward = steps[0].metrics.get("reward") if steps and steps[0].step == step else None
             self._rewards[version_of(served)] = reward
-        row = next((row for row in aliases if row.alias == alias), None)
-        moves = [] if row is None else client.alias_moves(row.alias)
-        is_kept = False
-        if row is not None:
+        data = AliasData(aliases, loaded, dict(self._rewards), alias, [], False)
+        if (row := data.of(alias)) is not None:
+            data = data._replace(moves=client.alias_moves(row.alias))
             with contextlib.suppress(LoradError):  # the run was removed meanwhile
-                is_kept = client.show(row.run).serving
-        return AliasData(aliases, loaded, dict(self._rewards), alias, moves, is_kept)
+                data = data._replace(kept=client.show(row.run).serving)
+        return data
 
 
 def version_of(row: ServedAlias | AliasMove) -> str:
     return f"{row.run}@{row.version}"
 
 
-def values(row: ServedAlias, data: AliasData) -> Values:
-    """Return the values by column; None where unknown."""
-    traffic = row.traffic
+def alias_row(row: ServedAlias, data: AliasData) -> TableRow:
     version = version_of(row)
-    return {
-        "alias": row.alias,
-        "serves": version,
-        "step": row.step,
-        "reward": data.rewards.get(version),
-        "owner": row.owner,
-        "attested": row.attested,
-        "loaded": version in data.pools,
-        "pool": data.pools.get(version),
-        "req/s": traffic.requests_per_second if traffic else None,
-        "open": traffic.in_flight if traffic else None,
-        "tok/s": traffic.tokens_per_second if traffic else None,
-        "ttft": traffic.ttft_p50 if traffic else None,
-        "p50": traffic.p50 if traffic else None,
-        "p95": traffic.p95 if traffic else None,
-        "since": row.updated_at,
-    }
-
-
-def cells(row: ServedAlias, data: AliasData) -> dict[str, Text]:
-    figures = values(row, data)
+    reward = data.rewards.get(version)
+    pool = data.pools.get(version)
     traffic = row.traffic
-    busy = bool(figures["open"])
     serves = Text(one_line(row.run))  # with the number seen, however long the name of the run is
     serves.truncate(max(_NAMED - len(f"@{row.version}"), 4), overflow="ellipsis")
-    serves.append(f"@{row.version}")
-    attested = one_line(row.attested or "not yet")
-    colors = {"passed": "green", "failed": "bold red"}
-    texts = {
-        "alias": Text(one_line(row.alias), style="bold"),
-        "serves": serves,
-        "step": Text("" if figures["step"] is None else str(figures["step"])),
-        "reward": Text(number(data.rewards.get(version_of(row)))),
-        "attested": Text(attested, style=colors.get(attested, "yellow")),
-        "loaded": Text("● yes", style="green") if figures["loaded"] else Text("○ no", style="dim"),
-        "req/s": _rate(traffic.requests_per_second if traffic else None, 2),
-        "open": Text("-" if figures["open"] is None else str(figures["open"]), "bold" if busy else "dim"),
-        "tok/s": _rate(traffic.tokens_per_second if traffic else None, 0),
-        "since": Text(coarse_age(row.updated_at)),
+    attested = row.attested or "not yet"
+    facts: dict[str, Fact] = {
+        "alias": row.alias,
+        "serves": (f"{serves.plain}@{row.version}", version),
+        "step": ("", None) if row.step is None else row.step,
+        "reward": (number(reward), reward),
+        "owner": row.owner,
+        "attested": attested,
+        "loaded": "○ no" if pool is None else "● yes",
+        "pool": ("", None) if pool is None else pool,
+        "since": (coarse_age(row.updated_at), row.updated_at),
+        **dict.fromkeys(("req/s", "open", "tok/s", "ttft", "p50", "p95"), ("-", None)),
     }
-    times = (traffic.ttft_p50, traffic.p50, traffic.p95) if traffic else (None, None, None)
-    texts |= {key: Text(milliseconds(time)) for key, time in zip(("ttft", "p50", "p95"), times, strict=True)}
-    return {
-        column.key: texts.get(column.key) or Text(one_line(str(figures[column.key] or "")))
-        for column in COLUMNS
+    if traffic is not None:
+        times = {"ttft": traffic.ttft_p50, "p50": traffic.p50, "p95": traffic.p95}
+        facts |= {
+            "req/s": (f"{traffic.requests_per_second:.2f}", traffic.requests_per_second),
+            "open": traffic.in_flight,
+            "tok/s": (f"{traffic.tokens_per_second:.0f}", traffic.tokens_per_second),
+            **{key: (milliseconds(time), time) for key, time in times.items()},
+        }
+    styles = {
+        "alias": "bold",
+        "attested": {"passed": "green", "failed": "bold red"}.get(attested, "yellow"),
+        "loaded": "dim" if pool is None else "green",
+        "req/s": "" if traffic and traffic.requests_per_second else "dim",
+        "open": "bold" if traffic and traffic.in_flight else "dim",
+        "tok/s": "" if traffic and traffic.tokens_per_second else "dim",
     }
-
-
-def _rate(value: float | None, digits: int) -> Text:
-    return Text("-" if value is None else f"{value:.{digits}f}", style="" if value else "dim")
+    table_row = row_of(facts)
+    for key, style in styles.items():
+        table_row.cells[key].style = style
+    return table_row
 
 
 def milliseconds(seconds: float | None) -> str:

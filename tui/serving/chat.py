@@ -54,11 +54,7 @@ class Question:
 
 @dataclass(frozen=True)
 class _Answer:
-    """An answer, or the reason why there is none.
-
-    version: the version that answered.
-    wrong: why there is no answer.
-    """
+    """An answer of a version. wrong: why there is none."""
 
     version: str = ""
     text: str = ""
@@ -129,20 +125,18 @@ class Side(Vertical):
         super().__init__(id=f"said-{side}")
         self.since: float | None = None  # by the monotonic clock: an answer is awaited
         self.target = ""
+        self._head = Line(classes="head")
+        self._text = Line(classes="said")
 
     def compose(self) -> ComposeResult:
-        yield Line(classes="head")
+        yield self._head
         with VerticalScroll():
-            yield Line(classes="said")
-
-    @property
-    def head(self) -> Line:
-        return self.query_one(".head", Line)
+            yield self._text
 
     def begin(self, target: str) -> None:
         self.target = target
         self.since = time.monotonic()
-        self.query_one(".said", Line).say("")
+        self._text.say("")
         self.draw()
 
     def draw(self) -> None:
@@ -150,25 +144,25 @@ class Side(Vertical):
         if self.since is not None:
             waited = time.monotonic() - self.since
             spinner = _SPINNER[int(waited * 4) % len(_SPINNER)]
-            self.head.say(Text(f"{spinner} {one_line(self.target)}  {waited:.0f} s"))
+            self._head.say(Text(f"{spinner} {one_line(self.target)}  {waited:.0f} s"))
 
     def end(self, answer: _Answer) -> None:
         self.since = None
         if answer.wrong:
-            self.head.say(Text(f"{_SIGN} {one_line(self.target)}", style="bold red"))
+            self._head.say(Text(f"{_SIGN} {one_line(self.target)}", style="bold red"))
             said = Text(printable(answer.wrong), style="red")
         else:
             who = self.target if self.target == answer.version else f"{self.target} → {answer.version}"
             pace = f" · {answer.tokens / answer.seconds:.0f} tok/s" if answer.seconds > 0 else ""
             figures = f"{answer.tokens} tok · {answer.seconds:.1f} s · {answer.finish}{pace}"
-            self.head.say(Text.assemble((one_line(who), "bold"), "  ", one_line(figures)))
+            self._head.say(Text.assemble((one_line(who), "bold"), "  ", one_line(figures)))
             said = Text(printable(answer.text)) if answer.text else Text("(no text)", style="dim")
-        self.query_one(".said", Line).say(said)
+        self._text.say(said)
 
     def drop(self) -> None:
         if self.since is not None:
             self.since = None
-            self.head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
+            self._head.say(Text(f"{one_line(self.target)}  dropped", style="dim"))
 
 
 class ChatPanel(Vertical):
@@ -200,13 +194,13 @@ class ChatPanel(Vertical):
 
     @dataclass
     class Asked(Message):
-        """Something was asked; `line` is what a shell would say."""
+        """Carries the command of a shell that asks the same."""
 
         line: str
 
     @dataclass
     class Refused(Message):
-        """What was typed cannot be asked."""
+        """Says why what was typed cannot be asked."""
 
         error: LoradError
 
@@ -220,6 +214,7 @@ class ChatPanel(Vertical):
         self._history: list[str] = []
         self._place = 0  # in it
         self._timer: Timer | None = None
+        self.sides = [Side(side) for side in _SIDES]
 
     def compose(self) -> ComposeResult:
         with Horizontal(classes="fields"):
@@ -239,8 +234,7 @@ class ChatPanel(Vertical):
             id="prompt", placeholder="a prompt; enter asks, up and down find earlier ones", compact=True
         )
         with Horizontal(classes="sides"):
-            for side in _SIDES:
-                yield Side(side)
+            yield from self.sides
 
     def on_mount(self) -> None:
         self.border_title = "Chat"
@@ -261,10 +255,6 @@ class ChatPanel(Vertical):
             self.query_one(f"#{side}", Input).suggester = suggester
 
     # -- asking ----------------------------------------------------------------------------------------------
-    @property
-    def sides(self) -> list[Side]:
-        return list(self.query(Side))
-
     @property
     def is_waiting(self) -> bool:
         return any(side.since is not None for side in self.sides)
@@ -296,8 +286,7 @@ class ChatPanel(Vertical):
     def _questions(self) -> Sequence[Question]:
         """Return a question for each target.
 
-        Raises SpecError where something is missing or wrong, NotAllowed or Conflict where nothing can be
-        asked now.
+        Raises SpecError where something is missing or wrong, NotAllowed or Conflict where it is not the time.
         """
         sampling = sampling_of(self.value("temperature"), self.value("most"), self.value("seed"))
         prompt = self.query_one("#prompt", Input).value
@@ -335,7 +324,6 @@ class ChatPanel(Vertical):
             side.draw()
 
     def _rest(self) -> None:
-        """Pause the timer if no answer is pending."""
         if self._timer is not None and not self.is_waiting:
             self._timer.pause()
 

@@ -1,6 +1,4 @@
-"""Shows what is served under which name and how much it is used, and offers a chat that compares two
-versions.
-"""
+"""Shows what is served under which name and how much it is used, and has a chat that compares versions."""
 
 import shlex
 from collections.abc import Iterable
@@ -32,7 +30,6 @@ _NONE = (
 
 
 class Serving(TableScreen):
-    TABLE = "aliases"
     BINDINGS = bindings("alias", "serving", "back")
     DEFAULT_CSS = """
     Serving #aliases { height: 1fr; min-height: 3; background: $background; }
@@ -54,24 +51,22 @@ class Serving(TableScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reader = alias_rows.Reader()
+        self._reader = alias_rows.AliasReader()
         self._data: alias_rows.AliasData | None = None
         self._settling: Timer | None = None
+        self.table = Rows(alias_rows.COLUMNS, id="aliases")
+        self.chat = ChatPanel()
 
     def body(self) -> Iterable[Widget]:
-        yield Rows(alias_rows.COLUMNS, id="aliases")
+        yield self.table
         yield Static(_NONE, id="none", markup=False)
         yield Line(id="about")
         with VerticalScroll(id="moves"):
             yield Line(id="log-of-moves")
-        yield ChatPanel()
+        yield self.chat
 
     def on_mount(self) -> None:
         self.query_one("#moves").border_title = "Moves"
-
-    @property
-    def chat(self) -> ChatPanel:
-        return self.query_one(ChatPanel)
 
     # -- what is shown ---------------------------------------------------------------------------------------
     def read(self, client: Client, changes: Changes) -> alias_rows.AliasData | None:
@@ -79,10 +74,7 @@ class Serving(TableScreen):
 
     def show(self, data: alias_rows.AliasData) -> None:
         self._data = data
-        self.table.show(
-            {row.alias: alias_rows.cells(row, data) for row in data.aliases},
-            {row.alias: alias_rows.values(row, data) for row in data.aliases},
-        )
+        self.table.show_rows({row.alias: alias_rows.alias_row(row, data) for row in data.aliases})
         self.set_class(not data.aliases, "-none")
         self.say_title(alias_rows.title(data))
         names = (
@@ -163,6 +155,3 @@ class Serving(TableScreen):
     def on_chat_panel_left(self) -> None:
         self.set_class(False, "-chat")
         self.table.focus()
-
-    def action_back(self) -> None:
-        self.dismiss()

@@ -9,14 +9,12 @@ and pages from elsewhere may ask nothing.
 
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 _COOKIE = "lorad"
 _VISITS = 8  # browsers that stay known: the latest
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -31,9 +29,8 @@ _HEADERS = {
 }  # styles: the terminal's own script writes some
 _UNKNOWN = (
     "401: lorad shows nothing here without the URL that `lorad tui --serve` printed. It is good for "
-    "one visit: "
+    "one visit: press enter in the terminal where that runs, and it prints another one.\n"
 )
-_AGAIN = "press enter in the terminal where that runs, and it prints another one.\n"
 _HOST = "403: lorad answers as 127.0.0.1 or localhost, on its own port, and as nothing else.\n"
 _ORIGIN = "403: pages from elsewhere may ask lorad nothing.\n"
 
@@ -56,7 +53,7 @@ class Door:
         return f"http://127.0.0.1:{self._port}/?token={self._token}"
 
     @web.middleware
-    async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Hand on what may come in; 403 for a wrong host or origin, 401 for who holds no key.
 
         Who brings the token, which is then used up, gets a key.
@@ -77,7 +74,7 @@ class Door:
             return response
         brought = request.cookies.get(_COOKIE, "")
         if not any(_same(brought, key) for key in self._keys):
-            return web.Response(status=401, text=_UNKNOWN + _AGAIN)
+            return web.Response(status=401, text=_UNKNOWN)
         if hdrs.UPGRADE in request.headers and origin is None:
             return web.Response(status=403, text=_ORIGIN)
         return await handler(request)

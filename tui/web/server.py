@@ -61,10 +61,9 @@ class _Session(AppService):
         self._base = base
 
     async def run(self) -> None:
-        """Hand on what the process writes, until it has ended; then there is nothing left to look at.
+        """Hand on what the process writes, until it has ended.
 
-        What is written to a browser that is gone is read all the same: a process that cannot write cannot
-        end.
+        That is read also when the browser is gone: a process that cannot write cannot end.
         """
         process = self._process
         assert process is not None and process.stdout is not None and process.stderr is not None
@@ -107,9 +106,7 @@ class _Session(AppService):
         return self._process
 
     async def _write_text(self, text: str) -> None:
-        """Send a message; a download lies under the path that the browser has its key for, which the page's
-        script does not know.
-        """
+        """Send a message; of a download the path for which the browser has its key."""
         kind, *rest = json.loads(text)
         if kind == "deliver_file_start":
             text = json.dumps(["open_url", {"url": f"{self._base}/download/{rest[0]}", "new_tab": True}])

@@ -1,9 +1,12 @@
-"""Decides which columns of a table fit, and how wide they are."""
+"""Makes the cells of a table's rows, and decides which columns fit and how wide they are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.text import Text
+
+from lorad.text import one_line
 
 PADDING = 2  # cells beside each column
 
@@ -33,13 +36,28 @@ class TableColumn:
 
 Columns = Sequence[TableColumn]
 Widths = dict[str, int]
-Values = Mapping[str, str | float | None]  # what each column is ordered by; None goes last
+Cells = dict[str, Text]  # by column
+Value = str | float | None  # what a column is ordered by; None goes last
+Values = Mapping[str, Value]
+Fact = str | float | tuple[str, Value]  # what a column says and is ordered by, or one and the other
+
+
+class TableRow(NamedTuple):
+    cells: Cells
+    values: dict[str, Value]
+
+
+def row_of(facts: Mapping[str, Fact], style: str = "") -> TableRow:
+    row = TableRow({}, {})
+    for key, fact in facts.items():
+        text, value = fact if isinstance(fact, tuple) else (str(fact), fact)
+        row.cells[key] = Text(one_line(text), style)
+        row.values[key] = value
+    return row
 
 
 def needed(columns: Columns, rows: Iterable[dict[str, Text]], before: Widths) -> Widths:
-    """Return the width of every column, grown where a cell of `rows` is wider: widths never shrink while a
-    table is shown.
-    """
+    """Return the width of every column, as before or, where a cell of `rows` is wider, as wide as that."""
     widths = {column.key: max(column.least, len(column.key)) for column in columns} | before
     for row in rows:
         for column in columns:

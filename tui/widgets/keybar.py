@@ -1,6 +1,4 @@
-"""The keys at the bottom in one line; Textual's footer has a widget for each key and recreates
-all of them.
-"""
+"""The keys at the bottom in one line; the footer of Textual has a widget for each, and makes all anew."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -34,9 +32,7 @@ class _Key:
 
 
 class KeyBar(Widget):
-    """Keys that work here and what they do; a click presses one. What does not fit is in the help and the
-    palette: see `Action.footer`.
-    """
+    """Keys that work here and what they do, as far as they fit (see `Action.footer`); a click presses one."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keybar--key", "keybar--says", "keybar--edge"}

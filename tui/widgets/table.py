@@ -23,7 +23,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from lorad.tui.actions.table import bindings
-from lorad.tui.widgets.columns import PADDING, Columns, Values, Widths, layout, needed
+from lorad.tui.widgets.columns import PADDING, Cells, Columns, TableRow, Values, Widths, layout, needed
 
 PAGE = 200
 MARK = "▌"
@@ -32,16 +32,10 @@ _MARK = 3  # cells at the right of the heading that say how many columns did not
 _HEAD = 1  # lines of the heading
 _NOTHING = Style.null()
 _Parts = Sequence[Segment]
-Cells = dict[str, Text]  # by column
 
 
 class Rows(ScrollView, can_focus=True):
-    """A table of rows, which `show` fills.
-
-    Attributes:
-        key: The row under the cursor.
-        chosen: The marked rows, or else the row under the cursor.
-    """
+    """A table of rows, which `show` fills."""
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -104,13 +98,12 @@ class Rows(ScrollView, can_focus=True):
         self._parents: Mapping[str, str] = {}  # row -> the row that it stays below
         self.titles: Mapping[str, str] = {}  # of columns that are called otherwise than their key
         self._right = {column.key for column in columns if column.right}
-        self._given: Mapping[str, Cells] = {}  # in the order of who shows them
+        self._cells: Mapping[str, Cells] = {}  # in the order of who shows them
         self._values: Mapping[str, Values] = {}
         self.names: list[str] = []  # keys of all rows, in the order of the screen
         self.on_page: list[str] = []  # keys of its rows
         self._shown: dict[str, Cells] = {}  # what the page shows
-        # of what: the cells that were given, and whether it is marked
-        self._made: dict[str, tuple[Cells, bool]] = {}
+        self._sources: dict[str, tuple[Cells, bool]] = {}  # what a row was made of, and whether it is marked
         self._parts: dict[str, tuple[Cells, _Parts]] = {}  # of what, and what was drawn
         self._needs: Widths = {}
         self.widths: Widths = {}  # of the columns that are shown
@@ -127,6 +120,7 @@ class Rows(ScrollView, can_focus=True):
 
     @property
     def key(self) -> str | None:
+        """Return the row under the cursor."""
         return self.on_page[self.cursor_row] if self.on_page else None
 
     @property
@@ -152,8 +146,8 @@ class Rows(ScrollView, can_focus=True):
         if columns != self._columns:
             self._columns = columns
             self._right = {column.key for column in columns if column.right}
-            self._given = {}
-            self._made = {}
+            self._cells = {}
+            self._sources = {}
             self._parts = {}
             self._shown = {}
             self.on_page = []
@@ -175,14 +169,20 @@ class Rows(ScrollView, can_focus=True):
         """
         at = self.key
         self._parents = parents or {}
-        self._given = rows
+        self._cells = rows
         self._values = values or {}
         self.marked = {key for key in self.marked if key in rows}
         self._arrange(at)
 
+    def show_rows(self, rows: Mapping[str, TableRow]) -> None:
+        """Show rows that `row_of` has made."""
+        self.show(
+            {key: row.cells for key, row in rows.items()}, {key: row.values for key, row in rows.items()}
+        )
+
     def go(self, key: str) -> None:
         """Move the cursor to a row, on whatever page."""
-        if key in self._given:
+        if key in self._cells:
             self._arrange(key)
 
     def on_resize(self) -> None:
@@ -191,7 +191,7 @@ class Rows(ScrollView, can_focus=True):
 
     def _arrange(self, at: str | None) -> None:
         """Order the rows and find the page, with the cursor on row `at` if that is still there."""
-        names = list(self._given)
+        names = list(self._cells)
         if self.by:
             values = {name: self._values[name].get(self.by) for name in names}
             names = ordered(names, values, self.is_reversed)
@@ -204,7 +204,7 @@ class Rows(ScrollView, can_focus=True):
                     groups[self._parents[name]].append(name)
             names = [name for group in groups.values() for name in group]
         self.names = names
-        is_there = at is not None and at in self._given
+        is_there = at is not None and at in self._cells
         self.page = names.index(at) // PAGE if at is not None and is_there else min(self.page, self.pages - 1)
         self._draw(at)
 
@@ -220,7 +220,7 @@ class Rows(ScrollView, can_focus=True):
         self.on_page = names
         self._shown = {name: self._row(name) for name in names}
         changed = {name for name, row in self._shown.items() if row is not shown.get(name)}
-        self._made = {name: self._made[name] for name in names}
+        self._sources = {name: self._sources[name] for name in names}
         self._parts = {name: self._parts[name] for name in names if name in self._parts}
         self._needs = needed(self._columns, (self._shown[name] for name in changed), self._needs)
         arrow = {self.by: max(self._needs[self.by], len(self.by) + 1)} if self.by else {}
@@ -249,11 +249,11 @@ class Rows(ScrollView, can_focus=True):
 
     def _row(self, name: str) -> Cells:
         """Return the cells of a row; the same object as before if nothing changed."""
-        cells = self._given[name]
+        cells = self._cells[name]
         is_marked = name in self.marked
-        last_cells, was_marked = self._made.get(name, (None, False))
+        last_cells, was_marked = self._sources.get(name, (None, False))
         before = self._shown.get(name)
-        self._made[name] = cells, is_marked
+        self._sources[name] = cells, is_marked
         if before is not None and last_cells is cells and was_marked == is_marked:
             return before
         first = self._columns[0].key  # a sign stands before it, so that colour is not the only mark

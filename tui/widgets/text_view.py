@@ -113,7 +113,7 @@ _EMPTY = _Fold(TextBlock(""), 0, 0)
 
 
 class Reader(ScrollView, can_focus=True):
-    """A text that is read: `show` gives it sections, `mark` marks places in blocks, `go` goes to one."""
+    """A text of sections, in whose blocks places can be marked and gone to."""
 
     BINDINGS = bindings("log")
     DEFAULT_CSS = """
@@ -179,25 +179,6 @@ class Reader(ScrollView, can_focus=True):
         """
         width = max(self.scrollable_content_region.width - self.shows_space, 0)
         return width, max(_LEAST, self.size.height // _SHARE)
-
-    # -- keys: at once, which costs a slow line less than motion does ----------------------------------------
-    def action_scroll_down(self) -> None:
-        self.scroll_down(animate=False)
-
-    def action_scroll_up(self) -> None:
-        self.scroll_up(animate=False)
-
-    def action_scroll_home(self) -> None:
-        self.scroll_home(animate=False)
-
-    def action_scroll_end(self) -> None:
-        self.scroll_end(animate=False)
-
-    def action_page_down(self) -> None:
-        self.scroll_page_down(animate=False)
-
-    def action_page_up(self) -> None:
-        self.scroll_page_up(animate=False)
 
     # -- drawing ---------------------------------------------------------------------------------------------
     def on_resize(self, event: Resize) -> None:
@@ -265,13 +246,10 @@ class Reader(ScrollView, can_focus=True):
 
 
 def _folds(blocks: Sequence[TextBlock], width: int, most: int) -> _Folds:
-    """Fold blocks for a width.
+    """Fold blocks for a width, those with a name to at most so many lines; 0: all.
 
-    A block with a name keeps its end, and its beginning where there is room for both: a question stands at
-    the end of its prompt, a result at the end of its answer.
-
-    Args:
-        most: How many lines of a block with a name are shown; 0 for all.
+    Such a block keeps its end, and its beginning where there is room for both: a question stands at the end
+    of its prompt, a result at the end of its answer.
     """
     folds: _Folds = []
     for block in blocks:

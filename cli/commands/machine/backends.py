@@ -49,10 +49,7 @@ def backends(ctx: typer.Context, as_json: AsJson = False) -> None:
         rows.append({"kind": kind, "version": version, "verified": verified, "python": str(python or "")})
         state = f"{version} (verified)" if verified else version or "not installed there" if python else "-"
         cells.append((kind, state, str(python or f"`lorad backends install {kind}` installs it")))
-    if as_json:
-        output.print_json(rows)
-    else:
-        output.print_table(("backend", "version", "python"), cells, empty="")
+    output.table_or_json(rows, ("backend", "version", "python"), cells, empty="", as_json=as_json)
 
 
 def _version(kind: str, python: Path) -> str:
@@ -69,7 +66,7 @@ def install(
     ] = None,
     prefix: _Prefix = Path(PREFIX),
     python: Annotated[
-        str | None, typer.Option(help="The interpreter that the environment is made of.", show_default=False)
+        str | None, typer.Option(help="The interpreter that the environment is made of.")
     ] = None,
     probe: Annotated[bool, typer.Option(help="Try it out when it is installed.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,

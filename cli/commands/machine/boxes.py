@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lorad.box.paths import Home, default_home
-from lorad.client.boxes.hosts import HERE, Place, read_hosts, there
+from lorad.client.boxes.hosts import HERE, Place, far_home, read_hosts
 from lorad.client.client import Client
 from lorad.errors import HostUnreachable, LoradError
 
@@ -24,7 +24,7 @@ def of_all_boxes(read: Callable[[Client], T]) -> dict[str, T | LoradError]:
     """
     home = Home(default_home())
     boxes: dict[str, Place] = {HERE: home} if home.root.exists() else {}
-    boxes |= {name: there(name, asks=False) for name in read_hosts().hosts}
+    boxes |= {name: far_home(name, asks=False) for name in read_hosts().hosts}
     answers: dict[str, T | LoradError] = {}
 
     def ask(name: str, box: Place) -> None:

@@ -8,12 +8,12 @@ import typer
 from lorad.cli import output
 from lorad.cli.options import AsJson
 from lorad.client.boxes.entry import BoxEntry, hosts_path
-from lorad.client.boxes.hosts import HERE, HostsFile, check_entry, read_hosts, there
+from lorad.client.boxes.hosts import HERE, HostsFile, check_entry, far_home, read_hosts
 from lorad.errors import NotFound
 from lorad.files import write_whole
 
 app = typer.Typer(add_completion=False)
-_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+_Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 @app.callback(invoke_without_command=True)
@@ -40,8 +40,8 @@ def add(
     name: _Name,
     ssh: Annotated[str, typer.Argument(metavar="SSH", help="user@host, or a name of ~/.ssh/config.")],
     lorad: Annotated[str, typer.Option(help="The command there.")] = "lorad",
-    home: Annotated[str, typer.Option(help="LORAD_HOME there.", show_default=False)] = "",
-    cwd: Annotated[str, typer.Option(help="Where relative paths begin there.", show_default=False)] = "",
+    home: Annotated[str, typer.Option(help="LORAD_HOME there.")] = "",
+    cwd: Annotated[str, typer.Option(help="Where relative paths begin there.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Add a box, or replace the one of that name, and look whether lorad answers there."""
@@ -49,14 +49,13 @@ def add(
     check_entry(name, entry)
     boxes = read_hosts()
     _write(HostsFile({**boxes.hosts, name: entry}, boxes.default))
-    facts = there(name).mend()
+    facts = far_home(name).open(anew=True)
     if as_json:
         output.print_json({"host": name, **msgspec.to_builtins(facts)})
         return
     state = "runs" if facts.running else f"does not run: `lorad --host {name} daemon start` starts it"
-    output.note(
-        f"{name} has lorad {facts.version}, home {facts.home}, user {facts.user}; its daemon {state}."
-    )
+    about = f"{name} has lorad {facts.version}, home {facts.home}, user {facts.user}"
+    output.note(f"{about}; its daemon {state}.")
 
 
 @app.command()
@@ -64,7 +63,7 @@ def rm(name: _Name, as_json: AsJson = False) -> None:
     """Forget a box, and end ssh's connection to it. Nothing changes there."""
     boxes = read_hosts()
     _refuse_unknown(name, boxes)
-    there(name).close()
+    far_home(name).close()
     rest = {key: entry for key, entry in boxes.hosts.items() if key != name}
     _write(HostsFile(rest, HERE if boxes.default == name else boxes.default))
     output.note_or_json({"removed": name}, f"{name} is forgotten.", as_json=as_json)

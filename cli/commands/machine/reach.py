@@ -51,9 +51,8 @@ def go(words: Sequence[str], host: str | None, cwd: str | None, *, send: bool = 
         return
     if os.environ.get(HOST) == ALL:
         if words[0] != "list":
-            raise SpecError(
-                f"--host {ALL} is for `lorad list`", hint="Name one box; `lorad hosts` lists them."
-            )
+            hint = "Name one box; `lorad hosts` lists them."
+            raise SpecError(f"--host {ALL} is for `lorad list`", hint=hint)
         return
     box = place()
     if isinstance(box, Home):

@@ -21,9 +21,8 @@ _REST = """
 """
 
 
-def opened(run: RunDetails) -> Path:
-    """Write a file for the editor, which only this user reads: keys that may change, and the others as
-    comments.
+def write_draft(run: RunDetails) -> Path:
+    """Write a private file for the editor: the keys that may change, and the others as comments.
 
     Raises Conflict for a run that waits no more.
     """
@@ -44,7 +43,7 @@ def opened(run: RunDetails) -> Path:
     return Path(path)
 
 
-def edited(path: Path, run: RunDetails) -> list[str]:
+def read_edits(path: Path, run: RunDetails) -> list[str]:
     """Wait until the editor ($VISUAL, $EDITOR, vi) ends; return `key=value` for what differs.
 
     Raises SpecError for a text that is no YAML, and LoradError for an editor that cannot be started or fails.

@@ -42,9 +42,7 @@ def tag(
 
 def note(
     run: Run,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="The note; '' removes it.", show_default=False)
-    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The note; '' removes it.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a note on a run, in place of the one before: `lorad note sorter "the best so far"`. Without text,
@@ -63,7 +61,7 @@ def note(
 
 def rename(
     run: Run,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that it gets.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that it gets.")],
     as_json: AsJson = False,
 ) -> None:
     """Give a run another name, with its directory, versions, events and bill: `lorad rename sorter best`.

@@ -13,7 +13,7 @@ from lorad.client.client import Client
 from lorad.errors import LoradError, SpecError
 from lorad.records.runs import RunGroup
 
-_GROUPS = ("group", "limit", "working", "queued", table.Column("owner", 1))
+_GROUPS = table.columns("group, limit, working, queued, owner 1")
 
 
 def edit(
@@ -24,7 +24,6 @@ def edit(
             metavar="KEY=VALUE…",
             help="resources.*, or trainer.steps of a run that has not begun.",
             autocompletion=candidates.overrides,
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -38,13 +37,13 @@ def edit(
     if overrides or not (sys.stdin.isatty() and sys.stdout.isatty()):
         changed = client.edit(run, overrides or [])
     else:
-        from lorad.cli.commands.marks.editor import edited, opened
+        from lorad.cli.commands.marks.editor import read_edits, write_draft
 
         before = client.show(run)
-        path = opened(before)
+        path = write_draft(before)
         while True:  # until the daemon takes it, or the user gives up
             try:
-                changes = edited(path, before)
+                changes = read_edits(path, before)
                 changed = client.edit(run, changes) if changes else before
                 break
             except LoradError as error:
@@ -64,9 +63,7 @@ def edit(
 
 
 def groups(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A group of yours.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A group of yours.")] = None,
     limit: Annotated[
         int | None, typer.Option(help="So many of its runs work at a time; 0 holds them.", min=0)
     ] = None,
@@ -92,8 +89,6 @@ def groups(
 
 
 def _show(groups: list[RunGroup], as_json: bool) -> None:
-    if as_json:
-        output.print_json(groups)
-        return
-    rows = [(g.name, "none" if g.limit is None else g.limit, g.working, g.queued, g.owner) for g in groups]
-    output.print_table(_GROUPS, rows, empty="No groups. `lorad run … resources.group=NAME` makes one.")
+    rows = ((g.name, "none" if g.limit is None else g.limit, g.working, g.queued, g.owner) for g in groups)
+    empty = "No groups. `lorad run … resources.group=NAME` makes one."
+    output.table_or_json(groups, _GROUPS, rows, empty=empty, as_json=as_json)

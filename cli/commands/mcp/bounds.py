@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from lorad.client.client import Client
-from lorad.client.spec_file import read_spec
+from lorad.client.overrides import read_spec
 from lorad.errors import NotAllowed
 from lorad.records.runs import Run
 from lorad.selection import Selection
@@ -28,7 +28,7 @@ _FILE = (".yaml", ".yml")
 
 
 class OutOfBounds(NotAllowed):
-    """This is refused by the bounds of `lorad mcp` and not by the daemon."""
+    """A refusal by the bounds of `lorad mcp`, and not by the daemon."""
 
 
 class AgentBounds(Struct, frozen=True):
@@ -48,7 +48,7 @@ class AgentBounds(Struct, frozen=True):
     any_run: bool = False
     since: float = msgspec.field(default_factory=time.time)
 
-    def written(self, spec: str) -> str:
+    def spec_text(self, spec: str) -> str:
         """Return the text of a spec, which is given as such or by the name of its file below `base`.
 
         Raises OutOfBounds and SpecError.
@@ -59,7 +59,7 @@ class AgentBounds(Struct, frozen=True):
             self._refuse_outside("spec", spec)
         return read_spec(str(self.base / Path(spec).expanduser()))[0]
 
-    def checked(self, text: str, overrides: Sequence[str] = ()) -> Spec:
+    def spec_within(self, text: str, overrides: Sequence[str] = ()) -> Spec:
         """Read a spec, whose paths begin at `base`. Raises OutOfBounds and SpecError."""
         spec = load_spec(text, overrides=overrides)
         if spec.resources.priority > 0:
@@ -70,10 +70,8 @@ class AgentBounds(Struct, frozen=True):
                 parts = {*_PARTS.split(key)}
                 is_code = parts & _CODE_KEYS or key.endswith(".env[]")
                 if is_code and value and value != usual.get(key):
-                    raise OutOfBounds(
-                        f"{key.rstrip('[]{}')} may run code or reach out",
-                        hint="The user allows it by `--allow code`.",
-                    )
+                    hint = "The user allows it by `--allow code`."
+                    raise OutOfBounds(f"{key.rstrip('[]{}')} may run code or reach out", hint=hint)
                 if isinstance(value, str) and not parts & _TEXTS:
                     self._refuse_outside(key, value)
         return spec
@@ -98,14 +96,13 @@ class AgentBounds(Struct, frozen=True):
         return run
 
     def refuse_more(self, client: Client, count: int = 1) -> None:
-        """Raise OutOfBounds where so many more runs are too many, or the device-hours are used up."""
+        """Raise OutOfBounds where `count` more runs are too many, or the device-hours are used up."""
         runs = client.select(Selection(tag=[TAG], owner=["me"]))
         unfinished = [run.name for run in runs if run.state != RunState.ENDED]
         if len(unfinished) + count > self.most_runs:
             hint = "Wait for them, or stop some. The user may start `lorad mcp` with a larger --most-runs."
-            raise OutOfBounds(
-                f"{len(unfinished)} runs are unfinished and at most {self.most_runs} may be", hint=hint
-            )
+            message = f"{len(unfinished)} runs are unfinished and at most {self.most_runs} may be"
+            raise OutOfBounds(message, hint=hint)
         if self.device_hours is not None:
             names = {run.name for run in runs}
             lines = client.bill("run", user=client.status().caller.user, since=self.since).rows

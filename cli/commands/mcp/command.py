@@ -15,16 +15,12 @@ _TIMEOUT = 60.0  # seconds, as clients have
 
 
 def mcp(
-    home: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The home, as LORAD_HOME.", show_default=False),
-    ] = None,
+    home: Annotated[str | None, typer.Option(metavar="DIR", help="The home, as LORAD_HOME.")] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="VERB,…",
             help="What the agent may do: run, sweep, fork, resume, pause, stop, kill, edit, tag, note; code.",
-            show_default=False,
         ),
     ] = None,
     base: Annotated[
@@ -32,8 +28,7 @@ def mcp(
     ] = ".",
     most_runs: Annotated[int, typer.Option(help="Runs of agents that may be unfinished.", min=1)] = 8,
     device_hours: Annotated[
-        float | None,
-        typer.Option(help="Device-hours after which it starts no more.", min=0, show_default=False),
+        float | None, typer.Option(help="Device-hours after which it starts no more.", min=0)
     ] = None,
     any_run: Annotated[
         bool, typer.Option("--any-run", help="Verbs may be about runs that no agent started.")
@@ -58,10 +53,10 @@ def mcp(
     if home is not None:  # what this process starts has it, too
         os.environ["LORAD_HOME"] = str(expanded(home).absolute())
     try:
-        from lorad.cli.commands.mcp.server import served
+        from lorad.cli.commands.mcp.server import make_server
     except ModuleNotFoundError as error:
         hint = "Install it: pip install 'lorad[mcp]'."
         raise SpecError(f"the package {error.name} is not here, which `lorad mcp` needs", hint=hint) from None
     client = Client(Home(default_home()), timeout=_TIMEOUT)
     bounds = AgentBounds(words, directory, most_runs, device_hours, any_run)
-    served(client, bounds).run("stdio")
+    make_server(client, bounds).run("stdio")

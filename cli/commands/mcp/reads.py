@@ -20,7 +20,7 @@ from lorad.cli.sweeps import ranked
 from lorad.client.choice import Choice, ordered_by
 from lorad.client.client import Client
 from lorad.client.conditions import condition
-from lorad.client.log_lines import wanted, words
+from lorad.client.log_lines import has_words, words
 from lorad.client.words import why as waits_for
 from lorad.errors import NotFound, NotReached, RunFailed, TimedOut
 from lorad.records.requests import RunRequest
@@ -38,6 +38,7 @@ _BRIEF = (  # what an agent needs of each run
     *("name", "state", "reason", "step", "steps", "reward", "eval_first", "eval_last", "nll_last"),
     *("version", "owner", "priority", "sweep", "pool"),
 )
+_FIGURES = ("step", "version", "reward", "advantage", "rewards", "problem")  # of a sample
 _EVENTS = 1000  # that are looked through
 
 
@@ -85,13 +86,8 @@ class Reads:
                 for device in devices
             ],
             "pools": [
-                {
-                    "pool": pool.pool,
-                    "state": pool.state,
-                    "model": pool.model,
-                    "runs": [r.run for r in pool.runs],
-                }
-                for pool in pools
+                {"pool": p.pool, "state": p.state, "model": p.model, "runs": [r.run for r in p.runs]}
+                for p in pools
             ],
             "alarms": [{"level": a.level, "kind": a.kind, "on": a.subject, "says": a.says} for a in raised],
         }
@@ -184,10 +180,7 @@ class Reads:
         """All sweeps, or one: its runs, the best first, each with its values and scores."""
         sweeps = self._client.sweeps(name or None)
         if not name:
-            all_of_them = [
-                {"sweep": each.sweep, "owner": each.owner, "runs": len(each.runs)} for each in sweeps
-            ]
-            return {"sweeps": all_of_them}
+            return {"sweeps": [{"sweep": s.sweep, "owner": s.owner, "runs": len(s.runs)} for s in sweeps]}
         if not sweeps:
             raise NotFound(f"no sweep is called {name[:64]}")
         scores = ("eval_best", "reward_mean", "loss_mean")
@@ -224,10 +217,7 @@ class Reads:
             turns = [(f"turn {n}", turn.text, turn.observation) for n, turn in enumerate(row.turns, 1)]
             texts = [{name: fenced(text, most), "observed": fenced(seen, most)} for name, text, seen in turns]
             shown.append(
-                {
-                    key: getattr(row, key)
-                    for key in ("step", "version", "reward", "advantage", "rewards", "problem")
-                }
+                {key: getattr(row, key) for key in _FIGURES}
                 | {"end": row.ending, "tokens": row.size, "prompt": fenced(row.prompt, most)}
                 | ({"turns": texts[:8]} if texts else {"completion": fenced(row.completion, most)})
                 | {"answer": fenced(row.answer, most) if row.answer else ""}
@@ -244,7 +234,7 @@ class Reads:
         text = self._client.logs(run, of=of, offset=-(_LOG_BYTES if grep else 4 * most)).text
         if grep:
             sought = words(grep)
-            text = "\n".join(line for line in text.splitlines() if wanted(line, sought))
+            text = "\n".join(line for line in text.splitlines() if has_words(line, sought))
         return {"text": fenced(text[-most:], most)}
 
     def events(self, after: int = 0, run: str = "", limit: int = 50) -> Answer:
@@ -292,8 +282,8 @@ class Reads:
         spec: YAML, or the name of its .yaml file.
         overrides: KEY=VALUE.
         """
-        text = self._bounds.written(spec)
-        self._bounds.checked(text, overrides)
+        text = self._bounds.spec_text(spec)
+        self._bounds.spec_within(text, overrides)
         request = RunRequest(text, "spec", str(self._bounds.base), [*overrides])
         checked = to_builtins(self._client.check(request))
         return {key: value for key, value in checked.items() if key not in ("spec", "memory_parts")}

@@ -31,15 +31,11 @@ class Verbs:
         overrides: KEY=VALUE.
         """
         launch.connected(self._client.home)
-        text = self._bounds.written(spec)
-        tags = self._bounds.checked(text, overrides).tags
+        text = self._bounds.spec_text(spec)
+        tags = self._bounds.spec_within(text, overrides).tags
         self._bounds.refuse_more(self._client)
         run = self._client.run(
-            text,
-            source="spec",
-            cwd=str(self._bounds.base),
-            overrides=[*overrides, _tagged(tags)],
-            name=name,
+            text, source="spec", cwd=str(self._bounds.base), overrides=[*overrides, _tagged(tags)], name=name
         )
         return brief(run)
 
@@ -48,13 +44,12 @@ class Verbs:
     ) -> Answer:
         """Queue a run for each point, such as {"trainer.lr": 0.001, "seed": 1}; at least one."""
         if not points:
-            raise SpecError(
-                "a sweep has points", hint='For example [{"trainer.lr": 0.001}, {"trainer.lr": 0.003}].'
-            )
+            hint = 'For example [{"trainer.lr": 0.001}, {"trainer.lr": 0.003}].'
+            raise SpecError("a sweep has points", hint=hint)
         launch.connected(self._client.home)
-        text = self._bounds.written(spec)
+        text = self._bounds.spec_text(spec)
         listed = [[f"{key}={json.dumps(value)}" for key, value in point.items()] for point in points]
-        tags = [self._bounds.checked(text, [*overrides, *point]).tags for point in listed]
+        tags = [self._bounds.spec_within(text, [*overrides, *point]).tags for point in listed]
         self._bounds.refuse_more(self._client, len(listed))
         started = self._client.sweep(
             text,
@@ -73,7 +68,7 @@ class Verbs:
     ) -> Answer:
         """Queue a run that starts from a version (RUN@N, RUN@best) of a run of yours."""
         self._bounds.refuse_foreign(self._client, version.partition("@")[0])
-        self._bounds.checked("", overrides)
+        self._bounds.spec_within("", overrides)
         self._bounds.refuse_more(self._client)
         run = self._client.fork(version, overrides=overrides, name=name, steps=steps, fresh=False)
         return brief(self._client.label(run.name, add=[TAG]))
@@ -83,7 +78,7 @@ class Verbs:
     ) -> Answer:
         """Continue a run from a checkpoint, by default the newest. steps: how many it makes in all."""
         run = self._bounds.refuse_foreign(self._client, name)
-        self._bounds.checked("", overrides)
+        self._bounds.spec_within("", overrides)
         self._bounds.refuse_more(self._client, int(run.state == "ended"))
         return brief(self._client.resume(name, step=step, steps=steps, overrides=overrides))
 
@@ -105,7 +100,7 @@ class Verbs:
     def edit(self, name: str, overrides: Sequence[str]) -> Answer:
         """Change keys of a queued run: resources and, before its first attempt, trainer.steps."""
         self._bounds.refuse_foreign(self._client, name)
-        self._bounds.checked("", overrides)
+        self._bounds.spec_within("", overrides)
         return brief(self._client.edit(name, overrides))
 
     def tag(self, name: str, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Answer:
@@ -122,5 +117,4 @@ class Verbs:
 
 
 def _tagged(tags: list[str]) -> str:
-    """Write the tags of a spec and the one of agents as an override."""
     return f"tags={json.dumps([*dict.fromkeys([*tags, TAG])])}"

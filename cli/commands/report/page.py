@@ -68,9 +68,8 @@ def page(facts: Sequence[RunFacts], at: float) -> str:
         head = heads[number] if len(facts) > 1 else ""
         body.append(tag("section", head, *(part(entry, share) for part in _PARTS), id=f"run-{number}"))
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
-    body.append(
-        tag("footer", f"Written by lorad {__version__} at {when}, of what the runs had left by then.")
-    )
+    written = f"Written by lorad {__version__} at {when}, of what the runs had left by then."
+    body.append(tag("footer", written))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -113,9 +112,8 @@ def _charts(facts: Sequence[RunFacts]) -> list[str]:
             drawn = replace(drawn, curves=[*bands, *drawn.curves])
             drawing = picture({metric: drawn}, runs, legend=not shown)
             shown.append(tag("figure", drawing, **{"aria-label": names(metric)[1]}))
-    smoothed = ["Smoothed by 0.6, with the measured values beneath where there are few runs. "] * bool(
-        look.smooth
-    )
+    smooth = "Smoothed by 0.6, with the measured values beneath where there are few runs. "
+    smoothed = [smooth] * bool(look.smooth)
     coarse = max(track.every for track in tracks)
     thinned = [f"Of long runs every {coarse}th step is drawn."] * (coarse > 1)
     note = tag("p", *smoothed, *thinned, class_="note")

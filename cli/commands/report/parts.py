@@ -52,8 +52,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def section(name: str, *content: str) -> str:
     """Put content below a heading; "" without any."""
     return tag("section", f"<h3>{escape(name)}</h3>", *content) if any(content) else ""
-
-
-def folded(name: str, *content: str) -> str:
-    """Put content behind a line that opens it."""
-    return tag("details", f"<summary>{escape(name)}</summary>", *content)

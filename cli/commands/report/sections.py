@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 from lorad.cli.commands.report.facts import RunFacts, spread
-from lorad.cli.commands.report.parts import PageText, fields, folded, section, table, tag
+from lorad.cli.commands.report.parts import PageText, fields, section, table, tag
 from lorad.cli.commands.samples import whole
 from lorad.cli.commands.show import described
 from lorad.client.bill_words import bill_words
@@ -43,9 +43,8 @@ def findings(facts: RunFacts, room: PageText) -> str:
     items = []
     for finding in facts.why.findings[:_ROWS]:
         name = tag("b", room.text(finding.name), class_=_SEVERITIES[finding.severity])
-        items.append(
-            tag("li", name, " ", room.text(finding.says), " Try: ", tag("code", room.text(finding.next)))
-        )
+        says = room.text(finding.says)
+        items.append(tag("li", name, " ", says, " Try: ", tag("code", room.text(finding.next))))
     nothing = "" if items else "Nothing was found that keeps it from learning. "
     note = tag("p", room.text(f"{nothing}{facts.why.says} {facts.why.looked}", 2000), class_="note")
     return met + section("Findings", tag("ul", *items) if items else "", note)
@@ -109,9 +108,7 @@ def bounds(evaluation: Evaluation, name: str, facts: RunFacts) -> tuple[float, f
 
 
 def samples(facts: RunFacts, room: PageText) -> str:
-    """Show what the model wrote: the best and the worst of the first and the last step; of an episode each
-    turn, as far as there is room for one.
-    """
+    """Show the best and the worst samples of the first and the last step, with the turns of an episode."""
     notes = [tag("p", room.text(note), class_="note") for note in dict.fromkeys(facts.notes)]
     shown = []
     for says, sample in facts.samples:
@@ -130,7 +127,8 @@ def spec(facts: RunFacts, room: PageText) -> str:
     """Show where the spec differs from the defaults, and all of it behind a line that opens it."""
     values = flat(hidden(facts.run.spec))
     own = tag("pre", room.text(text_of(differing(values)), _SPEC))
-    return section("Spec", own, folded("with its defaults", tag("pre", room.text(text_of(values), _SPEC))))
+    whole_spec = tag("pre", room.text(text_of(values), _SPEC))
+    return section("Spec", own, tag("details", "<summary>with its defaults</summary>", whole_spec))
 
 
 def versions(facts: RunFacts, room: PageText) -> str:
@@ -161,11 +159,8 @@ def versions(facts: RunFacts, room: PageText) -> str:
         for number, version in sorted(shown.items())
     ]
     heads = ("version", "step", "sha256", "attested", "how", "used as")
-    return (
-        section("Versions", tag("p", room.text(note, len(note)), class_="note"), table(heads, rows))
-        if rows
-        else ""
-    )
+    about = tag("p", room.text(note, len(note)), class_="note")
+    return section("Versions", about, table(heads, rows)) if rows else ""
 
 
 def cost(facts: RunFacts, room: PageText) -> str:
@@ -179,9 +174,7 @@ def cost(facts: RunFacts, room: PageText) -> str:
 def machine(facts: RunFacts, room: PageText) -> str:
     """Say what the newest attempt ran on and read: devices, versions of packages, digests of files."""
     begun = facts.run.begun
-    devices = [
-        f"{device.device}: {device.name}, {size(device.memory_total)}" for device in facts.devices[:_ROWS]
-    ]
+    devices = [f"{d.device}: {d.name}, {size(d.memory_total)}" for d in facts.devices[:_ROWS]]
     lines = [("devices of its pool", ", ".join(devices))]
     if begun is not None:
         read = {"data": begun.data_sha256, "model": begun.model_sha256, **begun.inputs}

@@ -28,8 +28,7 @@ _NAME = "lorad"
 def skill(
     ctx: typer.Context,
     install: Annotated[
-        str | None,
-        typer.Option(metavar="claude|codex|opencode|DIR", help="Copy it there.", show_default=False),
+        str | None, typer.Option(metavar="claude|codex|opencode|DIR", help="Copy it there.")
     ] = None,
     project: Annotated[
         bool, typer.Option("--project", help="Into this directory's project instead of your home.")
@@ -74,7 +73,6 @@ def skill(
 
 
 def _commands(group: Any, ctx: Any) -> Iterator[str]:
-    """Write each command with its usage, its help and its options."""
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
         with typer.Context(command, info_name=f"lorad {name}") as inner:

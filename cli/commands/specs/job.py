@@ -21,8 +21,7 @@ from lorad.cli.follow import follow
 from lorad.cli.many import OVER
 from lorad.cli.options import AsJson, Overrides, Spec
 from lorad.client.client import Client
-from lorad.client.overrides import from_here
-from lorad.client.spec_file import read_spec
+from lorad.client.overrides import from_here, read_spec
 from lorad.client.words import why
 from lorad.errors import Conflict, DaemonUnreachable, LoradError, NotFound
 from lorad.records.runs import Run
@@ -40,10 +39,7 @@ def job(
     spec: Spec,
     overrides: Overrides = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            help="The run's name; default: that in SPEC, else SPEC's file name.", show_default=False
-        ),
+        str | None, typer.Option(help="The run's name; default: that in SPEC, else SPEC's file name.")
     ] = None,
     grace: Annotated[
         float, typer.Option(help="Seconds that a run may take to stop at its next step after SIGTERM.", min=0)
@@ -59,19 +55,17 @@ def job(
     client = Client()
     with contextlib.suppress(DaemonUnreachable):
         client.status()
-        raise Conflict(
-            f"a daemon works in {client.home.root} already",
-            hint="Use `lorad run` there, or give the job a LORAD_HOME of its own.",
-        )
+        hint = "Use `lorad run` there, or give the job a LORAD_HOME of its own."
+        raise Conflict(f"a daemon works in {client.home.root} already", hint=hint)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
         with _own_daemon(client):
-            run = _begun(client, spec, overrides or [], name)
+            run = _start(client, spec, overrides or [], name)
             try:
-                follow(client, run.name, as_json=as_json, restart=_lost)
+                follow(client, run.name, as_json=as_json, restart=_refuse_restart)
             except _Interrupted:
-                _paused(client, run.name, grace)
+                _pause(client, run.name, grace)
                 raise
             finally:
                 with contextlib.suppress(LoradError):
@@ -86,7 +80,7 @@ def _interrupt(*_: object) -> NoReturn:
     raise _Interrupted
 
 
-def _lost(client: Client) -> None:
+def _refuse_restart(client: Client) -> None:
     raise DaemonUnreachable("the job's daemon ended", hint=f"Its log: {client.home.daemon_log}")
 
 
@@ -138,8 +132,7 @@ def _await_answer(client: Client, guarded: socket.socket, log: Path) -> None:
     raise DaemonUnreachable("the daemon did not start", hint=f"Its log: {log}")
 
 
-def _begun(client: Client, spec: str, overrides: list[str], name: str | None) -> Run:
-    """Start the run, or resume it where this home has it already."""
+def _start(client: Client, spec: str, overrides: list[str], name: str | None) -> Run:
     from lorad.spec.text import load_spec  # slow
     from lorad.tui.spec_lines import flat
 
@@ -157,8 +150,7 @@ def _begun(client: Client, spec: str, overrides: list[str], name: str | None) ->
     own = flat(run.spec)
     for key, value in flat(msgspec.to_builtins(parsed)).items():  # relative paths are not compared
         has = own.get(key)
-        plain = [[*each] if isinstance(each, tuple) else each for each in (has, value)]
-        is_same = plain[0] == plain[1] or str(has).endswith(f"/{value}")
+        is_same = has == value or str(has).endswith(f"/{value}")
         if value is not None and key != "name" and not is_same:
             words = f"{key} is {value} in {source}, but {has} in the run that is here, which counts"
             output.note(f"warning: {words}")
@@ -170,7 +162,7 @@ def _begun(client: Client, spec: str, overrides: list[str], name: str | None) ->
     return run
 
 
-def _paused(client: Client, name: str, grace: float) -> None:
+def _pause(client: Client, name: str, grace: float) -> None:
     """Stop the run after its step, with a checkpoint; what takes longer than `grace` is killed."""
     end = time.monotonic() + grace
     with contextlib.suppress(LoradError):

@@ -13,10 +13,7 @@ from lorad.spec.keys import Key, sections_of
 from lorad.spec.model import Spec
 from lorad.spec.synonyms import called_elsewhere
 
-_COLUMNS = (
-    *("key", table.Column("default", 1), table.Column("unit", 3)),
-    *(table.Column("values", 2, "fold"), table.Column("meaning", kind="fold")),
-)
+_COLUMNS = table.columns("key, default 1, unit 3, values 2 fold, meaning fold")
 
 
 def spec(
@@ -25,7 +22,6 @@ def spec(
         typer.Argument(
             metavar="[KEY]",
             help="A key or a section: trainer.lr, trainer; or a word to look for.",
-            show_default=False,
             autocompletion=candidates.keys,
         ),
     ] = None,

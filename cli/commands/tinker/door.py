@@ -83,18 +83,14 @@ def _key(home: Home, settings: TinkerSettings, *, new: bool) -> tuple[str, dict[
             return key, answer, origin
     key = make_key(keys_file(home, settings), own_name())
     if (answer := _answer(settings, key)) is None:
-        raise NotAllowed(
-            "the door does not know the key that was just made",
-            hint=f"See {home.tinker}/attempts for its log.",
-        )
+        hint = f"See {home.tinker}/attempts for its log."
+        raise NotAllowed("the door does not know the key that was just made", hint=hint)
     keep_own_key(home, key)
     return key, answer, "A new key, which the next call prints too; `lorad tinker keys` lists all."
 
 
 def not_on_the_hub(settings: TinkerSettings, served: list[str]) -> list[str]:
-    """List the bases that are directories and whose tokenizers are not in the hub cache either; none where
-    HF_ENDPOINT names another place.
-    """
+    """List the bases whose tokenizer the hub has not, nor its cache; none where HF_ENDPOINT is elsewhere."""
     if os.environ.get("HF_ENDPOINT") not in (None, "", f"http://127.0.0.1:{settings.port}"):
         return []
     strange = []
@@ -117,11 +113,10 @@ def keys(ctx: typer.Context, as_json: AsJson = False) -> None:
     home, settings = _home()
     by_owner = read_keys(keys_file(home, settings))
     rows = [(owner, digest) for owner, digests in sorted(by_owner.items()) for digest in digests]
-    if as_json:
-        output.print_json([{"owner": owner, "sha256": digest} for owner, digest in rows])
-        return
+    answer = [{"owner": owner, "sha256": digest} for owner, digest in rows]
     shown = [(owner, digest[:_SHOWN]) for owner, digest in rows]
-    output.print_table(("owner", "sha256"), shown, empty="No keys. `lorad tinker keys make` makes one.")
+    empty = "No keys. `lorad tinker keys make` makes one."
+    output.table_or_json(answer, ("owner", "sha256"), shown, empty=empty, as_json=as_json)
 
 
 @keys_app.command()
@@ -141,7 +136,7 @@ def revoke(key: Annotated[str, typer.Argument(metavar="SHA256", help="How its sh
 
 
 def _home() -> tuple[Home, TinkerSettings]:
-    """Raises NotAllowed in a shared home of another user."""
+    """Return the home and its settings. Raises NotAllowed in a shared home of another user."""
     home = Home(default_home())
     if home.shared_by is not None and not os.access(home.config, os.R_OK):
         user = own_name()
@@ -154,7 +149,7 @@ def _home() -> tuple[Home, TinkerSettings]:
 
 
 def _answer(settings: TinkerSettings, key: str) -> dict[str, Any] | None:
-    """Ask the door what it serves; None: it does not know the key. Raises DaemonUnreachable."""
+    """Ask the door what it serves; None where it does not know the key. Raises DaemonUnreachable."""
     deadline = time.monotonic() + _UP_SECONDS
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=_UP_SECONDS)

@@ -80,7 +80,7 @@ def send(http: Transport, body: Any) -> str:
     while True:
         request = BundleRequest(len(data), received, part)
         method, url, _ = written(Api.send_files, None, {"bundle": sha256})
-        bundle = answer_of(Bundle, http.one(method, url, request))
+        bundle = answer_of(Bundle, http.ask(method, url, request))
         if bundle.directory:
             return bundle.directory
         if part and bundle.received <= received:

@@ -9,11 +9,10 @@ import msgspec
 class BoxEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A box of hosts.yaml.
 
-    Attributes:
-        ssh: What ssh is called with: a name of its configuration, user@host, or ssh://user@host:port.
-        lorad: The command there; a shell that ssh starts has the PATH of no virtual environment.
-        home: LORAD_HOME there; "" is that user's own.
-        cwd: The directory there in which relative paths of specs begin.
+    ssh: what ssh is called with: a name of its configuration, user@host, or ssh://user@host:port.
+    lorad: the command there; a shell that ssh starts has the PATH of no virtual environment.
+    home: LORAD_HOME there; "" is that user's own.
+    cwd: the directory there in which relative paths of specs begin.
     """
 
     ssh: str

@@ -16,9 +16,9 @@ from lorad.client.boxes.entry import BoxEntry, hosts_path
 from lorad.errors import SpecError
 
 if TYPE_CHECKING:
-    from lorad.client.boxes.remote import There
+    from lorad.client.boxes.remote import FarHome
 
-Place: TypeAlias = "Home | There"  # where a daemon and its files are
+Place: TypeAlias = "Home | FarHome"  # where a daemon and its files are
 HERE = "here"  # this machine, whatever the default is
 HOST = "LORAD_HOST"  # in the environment: the box of every command
 SEND = "LORAD_HOST_SEND"  # in the environment: whether files are sent along
@@ -29,19 +29,14 @@ _RESERVED = (HERE, ALL)
 
 
 class HostsFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What hosts.yaml has.
-
-    Attributes:
-        hosts: The boxes by name.
-        default: The box of commands that name none.
-    """
+    """The boxes of hosts.yaml by name, and the box of commands that name none."""
 
     hosts: dict[str, BoxEntry] = {}
     default: str = HERE
 
 
 def read_hosts() -> HostsFile:
-    """Read hosts.yaml; who may not read it has none. Raises SpecError where it is not understood."""
+    """Read hosts.yaml, if there is one that this user may read. Raises SpecError for a mistake in it."""
     try:
         text = hosts_path().read_text()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -63,9 +58,8 @@ def read_hosts() -> HostsFile:
 def check_entry(name: str, entry: BoxEntry) -> None:
     """Raise SpecError for a box that cannot be called so, or that ssh would take for an option."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        raise SpecError(
-            f"{name} cannot name a host", hint="Letters, digits, dots and dashes; not here or all."
-        )
+        hint = "Letters, digits, dots and dashes; not here or all."
+        raise SpecError(f"{name} cannot name a host", hint=hint)
     if not entry.ssh or entry.ssh.startswith("-") or any(letter.isspace() for letter in entry.ssh):
         hint = "Name what `ssh` takes: a host of ~/.ssh/config, or user@host."
         raise SpecError(f"{name}: {entry.ssh!r} is no destination of ssh", hint=hint)
@@ -87,7 +81,7 @@ def place() -> Place:
         message = f"LORAD_HOME={home} is a home of this machine, and host {name} is another one"
         hint = f"Unset LORAD_HOME; `lorad hosts add {name} … --home DIR` names a home there."
         raise SpecError(message, hint=hint)
-    return there(name)
+    return far_home(name)
 
 
 def limits_of(where: Place) -> AlarmLimits:
@@ -95,20 +89,22 @@ def limits_of(where: Place) -> AlarmLimits:
     return config_of(where).alarms if isinstance(where, Home) else where.facts().alarms
 
 
-def there(name: str, *, asks: bool = True) -> "There":
-    """Return the box of this name, or of an `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError.
+def far_home(name: str, *, asks: bool = True) -> "FarHome":
+    """Return the home on the box of this name, or of `ssh://[USER@]HOST[:PORT][/HOME]`. Raises SpecError.
 
     asks: whether ssh may ask for a password on the terminal.
     """
-    from lorad.client.boxes.remote import There  # for most commands there is no other machine
+    from lorad.client.boxes.remote import FarHome  # for most commands there is no other machine
 
     if name.startswith("ssh://"):
         target, slash, home = name.removeprefix("ssh://").partition("/")
         entry = BoxEntry(f"ssh://{target}", home=f"{slash}{home}")
         check_entry("box", entry)
-        return There(name, entry, os.environ.get(CWD, ""), asks, bool(os.environ.get(SEND)))
-    hosts = read_hosts().hosts
-    if name not in hosts:
-        names = f"There are {', '.join(hosts)}; `" if hosts else "`"
-        raise SpecError(f"there is no host {name}", hint=f"{names}lorad hosts add {name} USER@HOST` adds it.")
-    return There(name, hosts[name], os.environ.get(CWD, ""), asks, bool(os.environ.get(SEND)))
+    else:
+        hosts = read_hosts().hosts
+        if name not in hosts:
+            names = f"There are {', '.join(hosts)}; `" if hosts else "`"
+            hint = f"{names}lorad hosts add {name} USER@HOST` adds it."
+            raise SpecError(f"there is no host {name}", hint=hint)
+        entry = hosts[name]
+    return FarHome(name, entry, os.environ.get(CWD, ""), asks, bool(os.environ.get(SEND)))

@@ -36,7 +36,7 @@ _MASTER = (
     *("-o", "ControlMaster=auto", "-o", "ControlPersist=600", "-o", "StreamLocalBindUnlink=yes"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10"),
 )
-_Connection = socket.socket  # of which `There` has one, too
+_Connection = socket.socket  # its name is a property of `FarHome`, too
 _REPEATABLE = ("GET", "PUT")  # methods of requests that may be sent twice
 _ANSWER_SECONDS = 120.0  # for the first command there, while a person may type a password
 _ADDED = 17  # characters that ssh adds to a control path while it binds it
@@ -53,17 +53,15 @@ _REMEDIES = (  # what ssh prints when it fails, and what to do about it
 class FarDaemon(msgspec.Struct):
     """What `lorad daemon socket --json` says of a box.
 
-    Attributes:
-        socket: The path of the daemon's socket there.
-        home: LORAD_HOME there.
-        version: Version of lorad on the box.
-        protocol: Version of the API that it speaks.
-        user: Who is logged in.
-        running: Whether a daemon answers there.
-        login: The home directory of that user.
-        alarms: When alarms are raised there.
-        is_dialled: Whether each connection is carried by a `lorad daemon dial` there, as sshd forwards none.
-            It is found out here.
+    socket: the path of the daemon's socket there.
+    home: LORAD_HOME there.
+    version: the version of lorad on the box.
+    protocol: the version of the API that it speaks.
+    user: who is logged in.
+    running: whether a daemon answers there.
+    login: the home directory of that user.
+    is_dialled: whether each connection is carried by a `lorad daemon dial` there, as sshd forwards none; this
+        is found out here.
     """
 
     socket: str
@@ -82,11 +80,11 @@ class LineLost(DaemonUnreachable):
 
 
 @dataclass(frozen=True)
-class There:
+class FarHome:
     """A home on another box, in place of a `Home` of this one.
 
-    name: what the user calls it.
-    cwd: where relative paths begin on it, as the command line says; "" is what hosts.yaml says.
+    name: what the user calls the box.
+    cwd: where relative paths begin on it, as the command line says; "" where hosts.yaml says it.
     asks: whether ssh may ask for a password on the terminal.
     sends: whether the files that a spec names are sent along, and relative paths begin among them.
     """
@@ -106,17 +104,12 @@ class There:
         """Make what sends requests to its daemon; the line is opened when the first one needs it."""
         return _BoxTransport(self, timeout)
 
-    @property
-    def directory(self) -> str:
-        """The directory there in which relative paths begin; "" where the user named none."""
-        return self.cwd or self.entry.cwd
-
-    def of_the_box(self, body: msgspec.Struct) -> msgspec.Struct:
-        """Return a request with a spec as the box is to read it: relative paths begin in a directory there.
+    def directory_for(self, body: msgspec.Struct) -> str:
+        """Return the whole path of the directory there in which relative paths of a spec begin.
 
         Raises SpecError where no directory is named and the spec names a file that is here.
         """
-        named = self.directory
+        named = self.cwd or self.entry.cwd
         if not named and (path := next(iter(files_here(body)), "")):
             message = f"{path} is a file of this machine, and the run works on {self.name}"
             hint = (
@@ -126,7 +119,7 @@ class There:
             raise SpecError(message, hint=hint)
         home = self.facts().login
         directory = os.path.join(home, named.removeprefix("~").lstrip("/") if named[:1] == "~" else named)
-        return structs.replace(body, cwd=os.path.normpath(directory))
+        return os.path.normpath(directory)
 
     # -- files here ------------------------------------------------------------------------------------------
     def _file(self, ending: str) -> Path:
@@ -146,9 +139,9 @@ class There:
 
     def facts(self) -> FarDaemon:
         """Return what the box said when the line was opened, and open it where it never was."""
-        return self.kept() or self.open()
+        return self.last_facts() or self.open()
 
-    def kept(self) -> FarDaemon | None:
+    def last_facts(self) -> FarDaemon | None:
         """Return what the box said when the line was opened; None where it never was."""
         try:
             return msgspec.json.decode(self._file(".json").read_bytes(), type=FarDaemon)
@@ -159,11 +152,11 @@ class There:
     def open(self, *, anew: bool = False) -> FarDaemon:
         """Have a master forward the daemon's socket, unless one does. Raises HostUnreachable.
 
-        anew: see `mend`.
+        anew: ask the box in any case how it is, as after a request that broke.
         """
         with self._file(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one command at a time opens the line
-            before = self.kept()
+            before = self.last_facts()
             if not anew and before is not None and self._is_open():  # another command was quicker
                 return before
             facts = self._ask()
@@ -180,33 +173,14 @@ class There:
                 self.socket.unlink(missing_ok=True)
                 code, output = self._ssh(["-O", "forward", "-L", f"{self.socket}:{facts.socket}"])
                 if code != 0:
-                    raise HostUnreachable(
-                        f"ssh forwards no socket of {self.name}: {output}", hint=self._remedy(output)
-                    )
-            is_dialled = not self._carries() if facts.running else bool(before and before.is_dialled)
+                    hint = self._remedy(output)
+                    raise HostUnreachable(f"ssh forwards no socket of {self.name}: {output}", hint=hint)
+            is_dialled = bool(before and before.is_dialled)
+            if facts.running:
+                is_dialled = not self._is_open(carries=True)
             facts = structs.replace(facts, is_dialled=is_dialled)
             write_whole(self._file(".json"), msgspec.json.encode(facts), durable=False)
             return facts
-
-    def mend(self) -> FarDaemon:
-        """Ask the box how it is after a request broke; forward anew if need be. Raises HostUnreachable."""
-        return self.open(anew=True)
-
-    def _carries(self) -> bool:
-        """Return whether anything comes back through the forwarded socket of a daemon that works.
-
-        ssh forwards a socket without asking, and sshd refuses each connection to it.
-        """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-            trial.settimeout(10)
-            try:
-                trial.connect(str(self.socket))
-                trial.sendall(b"GET /v1/status HTTP/1.0\r\n\r\n")
-                return bool(trial.recv(1))
-            except TimeoutError:  # it is slow, and was not refused
-                return True
-            except OSError:
-                return False
 
     def dial(self) -> _Connection:
         """Start a `lorad daemon dial` there, and return what is connected to it. Raises HostUnreachable."""
@@ -224,12 +198,21 @@ class There:
         threading.Thread(target=process.wait, daemon=True, name="lorad dial").start()
         return near
 
-    def _is_open(self) -> bool:
-        """Return whether somebody takes connections for it here."""
+    def _is_open(self, *, carries: bool = False) -> bool:
+        """Return whether a master takes connections to the daemon here.
+
+        carries: whether a daemon that works also has to answer through it: ssh forwards a socket without
+            asking, and sshd may refuse each connection to it.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-            trial.settimeout(5)
+            trial.settimeout(10 if carries else 5)
             try:
                 trial.connect(str(self.socket))
+                if carries:
+                    trial.sendall(b"GET /v1/status HTTP/1.0\r\n\r\n")
+                    return bool(trial.recv(1))
+            except TimeoutError:
+                return carries  # then it is slow, and was not refused
             except OSError:
                 return False
         return True
@@ -293,7 +276,7 @@ class There:
     def call(self, arguments: Sequence[str]) -> int:
         """Run lorad there on this terminal, and return its exit code. Raises HostUnreachable."""
         terminal = "-t" if sys.stdin.isatty() and sys.stdout.isatty() else "-T"
-        words = self.words(arguments, cwd=self.directory)
+        words = self.words(arguments, cwd=self.cwd or self.entry.cwd)
         command = ["ssh", *self._session, terminal, "--", self.entry.ssh, words]
         code = _started(lambda: subprocess.run(command, check=False).returncode)
         if code in (_SSH_FAILED, _NOT_FOUND):
@@ -302,9 +285,8 @@ class There:
 
     def start_daemon(self) -> None:
         """Start the daemon there. Raises HostUnreachable with what it says."""
-        code, output = self._ssh(
-            ["-T", "--", self.entry.ssh, self.words(["daemon", "start", "--json"], cwd="")], whole=True
-        )
+        words = self.words(["daemon", "start", "--json"], cwd="")
+        code, output = self._ssh(["-T", "--", self.entry.ssh, words], whole=True)
         if code != 0:
             hint = f"`{self.flag} logs --of daemon` shows its log."
             raise HostUnreachable(f"the daemon of {self.name} did not start: {output.strip()}", hint=hint)
@@ -312,13 +294,13 @@ class There:
     def _ssh(self, arguments: Sequence[str], *, whole: bool = False) -> tuple[int, str]:
         """Call ssh, and return its exit code and what it printed.
 
-        whole: the arguments name the host. What is printed goes to a file: a master that stays in the
-        background would keep a pipe open.
+        whole: whether the arguments name the host.
         """
         asks = self.asks and sys.stdin.isatty() and sys.stderr.isatty() and "--json" not in sys.argv
         command = ["ssh", *_MASTER, "-o", f"ControlPath={self._file('.ctl')}"]
         command += [] if asks else ["-o", "BatchMode=yes"]
         command += [*arguments] if whole else [*arguments, "--", self.entry.ssh]
+        # files: a master that stays in the background would keep a pipe open
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": errors}
             try:
@@ -342,7 +324,7 @@ def _started(run: Any) -> int:
 class _BoxTransport(Transport):
     """Sends requests to the daemon of another box, through the socket that a master forwards."""
 
-    def __init__(self, box: There, timeout: float) -> None:
+    def __init__(self, box: FarHome, timeout: float) -> None:
         super().__init__(box.socket, timeout)
         self.box = box
         self.box_name = box.name
@@ -352,10 +334,8 @@ class _BoxTransport(Transport):
     def request(self, method: str, path: str, body: msgspec.Struct | None) -> Any:
         """Send a request. One that only reads is sent once more where the line broke."""
         if body is not None and "cwd" in body.__struct_fields__:
-            if self.box.sends:
-                body = structs.replace(body, cwd=send(self, body))
-            else:
-                body = self.box.of_the_box(body)
+            cwd = send(self, body) if self.box.sends else self.box.directory_for(body)
+            body = structs.replace(body, cwd=cwd)
         try:
             return super().request(method, path, body)
         except LineLost:
@@ -364,11 +344,11 @@ class _BoxTransport(Transport):
             return super().request(method, path, body)
         except Conflict:
             if self.version != __version__:  # it may speak another protocol since the line was opened
-                self.box.mend()
+                self.box.open(anew=True)
             raise
 
     def connected(self) -> socket.socket:
-        facts = self.box.kept()
+        facts = self.box.last_facts()
         if facts is not None and facts.is_dialled and self._may_open:
             return self.box.dial()
         return super().connected()
@@ -387,7 +367,7 @@ class _BoxTransport(Transport):
             return super().unanswered(method, path, error)
         if method not in _REPEATABLE:
             return self.broken(method, path, error)
-        if not self.box.mend().running:
+        if not self.box.open(anew=True).running:
             return DaemonUnreachable(f"no daemon runs on {self.box.name}", hint=self.restart)
         hint = f"Call it again; `{self.box.flag} doctor` looks at the daemon there."
         return LineLost(f"the line to {self.box.name} carries nothing: {error}", hint=hint)
@@ -399,7 +379,7 @@ class _BoxTransport(Transport):
         doubt = f"{method} {path} may have been carried out"
         look = f"Look with `{self.box.flag} list` before you repeat it."
         try:
-            if not self._may_open or self.box.mend().running:
+            if not self._may_open or self.box.open(anew=True).running:
                 return LineLost(f"the line to {self.box.name} broke, and {doubt}", hint=look)
         except HostUnreachable as gone:
             return HostUnreachable(f"{gone.message}; {doubt}", hint=f"{gone.hint} {look}")

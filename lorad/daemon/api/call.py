@@ -1,4 +1,4 @@
-"""A request as handlers see it: path, query and body, whole, in time and checked."""
+"""A request as handlers see it, checked: its path, query and body."""
 
 import asyncio
 from typing import Annotated, NamedTuple, TypeVar
@@ -15,7 +15,8 @@ from lorad.records.requests import RequestBody
 T = TypeVar("T", bound=RequestBody)
 _Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what SQLite takes
 _HINT = "Use the lorad command or lorad.client."
-_NUL = b"\\u0000"  # JSON holds no other than an escaped one
+_TOO_LARGE = "the request is larger than {} bytes"
+_NUL = b"\\u0000"  # in JSON it is always escaped
 
 
 class Call(NamedTuple):
@@ -32,7 +33,7 @@ class Call(NamedTuple):
     def json(self, kind: type[T]) -> T:
         """Read the JSON body as `kind`, within its bounds. Raises SpecError, TooLarge."""
         if len(self.body) > kind.MOST_BYTES:
-            raise _too_large(kind.MOST_BYTES)
+            raise TooLarge(_TOO_LARGE.format(kind.MOST_BYTES), hint="Make it smaller.")
         if _NUL in self.body and _NUL in self.body.replace(rb"\\", b""):  # without escaped backslashes
             raise SpecError("the request holds a NUL character", hint="No name, path or text has one.")
         try:
@@ -56,7 +57,7 @@ class Call(NamedTuple):
 
 
 class TooLarge(SpecError):
-    """A request that is larger than any should be."""
+    """A request of more bytes than it may have."""
 
     status = 413
 
@@ -65,10 +66,6 @@ class TooSlow(Conflict):
     """A request that did not arrive in time."""
 
     status = 408
-
-
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the request is larger than {most} bytes", hint="Make it smaller.")
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
@@ -81,10 +78,9 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             return await request.read()
     except TimeoutError:
-        raise TooSlow(
-            f"the request did not arrive within {seconds:.0f} seconds", hint="Send it again."
-        ) from None
+        message = f"the request did not arrive within {seconds:.0f} seconds"
+        raise TooSlow(message, hint="Send it again.") from None
     except web.HTTPRequestEntityTooLarge:
-        raise _too_large(BODY_BYTES) from None
+        raise TooLarge(_TOO_LARGE.format(BODY_BYTES), hint="Make it smaller.") from None
     except web.RequestPayloadError as error:
         raise SpecError(f"the request cannot be read: {error}", hint=_HINT) from None

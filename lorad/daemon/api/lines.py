@@ -1,4 +1,4 @@
-"""Answers of requests that take their time: lines of what is being done, and the answer in the last one."""
+"""Answer slow requests in lines that say what is being done; the last one holds the answer."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ SECONDS = 0.5  # between two lines, and before the first
 
 
 async def in_lines(request: web.Request, work: Coroutine[Any, Any, web.StreamResponse]) -> web.StreamResponse:
-    """Do the work of a request; its answer is as usual when that is quick.
+    """Do the work of a request, and answer as usual if that is quick.
 
-    work: it raises nothing. It is done whether or not somebody still waits for the answer.
+    work: raises nothing, and is done whether or not somebody still waits for the answer.
     """
     doing = begin_telling()
     task = asyncio.create_task(work)

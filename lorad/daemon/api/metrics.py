@@ -1,14 +1,16 @@
 """The daemon's figures in Prometheus's text format (version 0.0.4).
 
 What can be counted in the database is: such counters outlive the daemon (and go back when a run is removed).
-The rest is since the daemon began, of gateways since they began. Labels with names of runs are there for
-active runs only, RUNS at most, those of ALIASES aliases, and only where everybody may see every run.
+Others begin with the daemon, or with a gateway. Labels name only active runs, 50 at most, and 50 aliases, and
+only where everybody may see every run.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +28,30 @@ from lorad.store.bill import BillRow, bill
 from lorad.store.db import Rows
 from lorad.store.events import last_id
 from lorad.store.metrics import StepTotals, add_new_steps, ended_attempts, readings, waits
+from lorad.store.rows import RunRow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RUNS = 50
 _ALIASES = 50
+_TOTAL = "_total"  # how the names of counters end; all other metrics are gauges
 _TRAFFIC = (
-    ("requests", "counter", "Requests for an alias that ended, at its gateway."),
-    ("failed", "counter", "Requests for an alias that failed on the serving side."),
-    ("tokens", "counter", "Tokens that were generated for them."),
-    ("in_flight", "gauge", "Requests for an alias under way."),
-    ("ttft_p50", "gauge", "Seconds until the first token of streams, of the last minute: median."),
-    ("ttft_p95", "gauge", "The same: 95th percentile."),
-    ("p50", "gauge", "Seconds until the end of an answer, of the last minute: median."),
-    ("p95", "gauge", "The same: 95th percentile."),
+    ("requests_total", "Requests for an alias that ended, at its gateway."),
+    ("failed_total", "Requests for an alias that failed on the serving side."),
+    ("tokens_total", "Tokens that were generated for them."),
+    ("in_flight", "Requests for an alias under way."),
+    ("ttft_p50", "Seconds until the first token of streams, of the last minute: median."),
+    ("ttft_p95", "The same: 95th percentile."),
+    ("p50", "Seconds until the end of an answer, of the last minute: median."),
+    ("p95", "The same: 95th percentile."),
 )
-_OF_RUN = (
-    ("step", "Optimizer steps of an active run."),
-    ("reward", "Mean reward of its last step."),
-    ("kl", "Nats per token to the reference policy, in its last step."),
-    ("entropy", "Nats per token, in its last step."),
-    ("tokens_per_second", "Tokens per second of its last step."),
-    ("eval", "Its newest evaluation."),
-)
+_OF_RUN = {
+    "step": ("Optimizer steps of an active run.", attrgetter("step")),
+    "reward": ("Mean reward of its last step.", attrgetter("reward")),
+    "kl": ("Nats per token to the reference policy, in its last step.", attrgetter("signals.kl")),
+    "entropy": ("Nats per token, in its last step.", attrgetter("signals.entropy")),
+    "tokens_per_second": ("Tokens per second of its last step.", attrgetter("rates.tokens_per_second")),
+    "eval": ("Its newest evaluation.", attrgetter("eval_last")),
+}
 _BILL = (
     ("held_seconds", "Seconds of devices that runs held, or were served on."),
     ("busy_seconds", "Seconds of devices that their work took."),
@@ -68,8 +72,8 @@ class _Read(Struct, frozen=True):
     states: dict[str, int]
     attempts: dict[str, int]
     waits: list[float]  # seconds of those in the queue
-    lags: dict[str, tuple[int, float]]  # active runs: bytes and seconds that ingest is behind
-    progress: dict[str, dict[str, float | None]]  # active runs: the figures of `_OF_RUN`
+    lags: dict[str, tuple[int, float]]  # bytes and seconds that rows of active runs are behind their journals
+    active: list[RunRow]
     versions: int
     aliases: int
     events: int
@@ -82,38 +86,28 @@ async def exposition(ctx: Context) -> str:
     is_open = ctx.config.sharing.read == "all"
     page = _Page()
     version = {("version", lorad.__version__, "schema", ctx.store.schema): 1}
-    page.add("lorad_info", "gauge", "The version of lorad and its schema.", version)
+    page.add("lorad_info", "The version of lorad and its schema.", version)
     _write_runs(page, facts, is_open=is_open)
     _write_devices(page, ctx, facts.bill, is_open=is_open)
     _write_daemon(page, ctx)
     traffic = await traffic_of(ctx, aliases(ctx.store)[:_ALIASES] if is_open else [])
     reporting = {("alias", alias): figures for alias, figures in traffic.items() if figures is not None}
-    for key, kind, says in _TRAFFIC:  # since the gateway began
-        values = {label: getattr(figures, key) for label, figures in reporting.items()}
-        name = f"lorad_gateway_{key}{'_total' if kind == 'counter' else ''}"
-        page.add(name, kind, says, {label: value for label, value in values.items() if value is not None})
+    for name, says in _TRAFFIC:
+        values = {label: getattr(figures, name.removesuffix(_TOTAL)) for label, figures in reporting.items()}
+        measured = {label: value for label, value in values.items() if value is not None}
+        page.add(f"lorad_gateway_{name}", says, measured)
     return "".join(f"{line}\n" for line in page.lines)
 
 
 def _read(rows: Rows, before: StepTotals) -> _Read:
     states = runs.count_by_state(rows)
-    progress: dict[str, dict[str, float | None]] = {}
-    for run in runs.in_states(rows, *ACTIVE)[:_RUNS]:
-        progress[run.name] = {
-            "step": run.step,
-            "reward": run.reward,
-            "kl": run.signals.kl,
-            "entropy": run.signals.entropy,
-            "tokens_per_second": run.rates.tokens_per_second,
-            "eval": run.eval_last,
-        }
     return _Read(
         totals=add_new_steps(rows, before),
         states={state: states.get(state, 0) for state in RunState},
         attempts=ended_attempts(rows),
         waits=list(waits(rows)),
         lags=dict(lags(rows)),
-        progress=progress,
+        active=runs.in_states(rows, *ACTIVE)[:_RUNS],
         versions=rows.count("versions"),
         aliases=rows.count("aliases"),
         events=last_id(rows),
@@ -122,9 +116,7 @@ def _read(rows: Rows, before: StepTotals) -> _Read:
 
 
 def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
-    """Yield how far each run's rows are behind its journal: in bytes,
-    and in seconds since the newest event.
-    """
+    """Yield by how many bytes and seconds the rows of each active run are behind its journal."""
     for reading in readings(rows):
         try:
             journal = (Path(reading.directory) / "journal.jsonl").stat()
@@ -135,25 +127,27 @@ def lags(rows: Rows) -> Iterator[tuple[str, tuple[int, float]]]:
         yield reading.run, (behind, max(0.0, journal.st_mtime - (reading.newest or 0.0)) if is_late else 0.0)
 
 
+@dataclass
 class _Page:
     """Metrics as lines of text."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    lines: list[str] = field(default_factory=list)
 
-    def add(self, name: str, kind: str, says: str, values: float | Mapping[tuple[Any, ...], float]) -> None:
-        """Write a metric with a sample, or one for each value.
+    def add(self, name: str, says: str, values: float | Mapping[tuple[Any, ...], float]) -> None:
+        """Write a counter or gauge with its samples.
 
-        values: a value for each set of labels, whose names and values follow one another in the key.
+        values: one value, or one for each set of labels, whose names and values alternate in the key.
         """
+        kind = "counter" if name.endswith(_TOTAL) else "gauge"
         self.lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
         for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
             self.lines.append(sample(name, dict(zip(key[::2], key[1::2], strict=True)), value))
 
     def add_sums(
-        self, name: str, kind: str, says: str, total: float, count: int, buckets: Mapping[object, int] = {}
+        self, name: str, says: str, total: float, count: int, buckets: Mapping[object, int] = {}
     ) -> None:
-        """Write a summary, or a histogram with its buckets."""
+        """Write a histogram, or a summary where there are no buckets."""
+        kind = "histogram" if buckets else "summary"
         self.lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
         self.lines += [sample(f"{name}_bucket", {"le": bound}, reached) for bound, reached in buckets.items()]
         self.lines += [sample(f"{name}_sum", {}, total), sample(f"{name}_count", {}, count)]
@@ -162,41 +156,34 @@ class _Page:
 def _write_runs(page: _Page, facts: _Read, *, is_open: bool) -> None:
     """Write what the database says of runs, by their names where everybody may see these."""
     totals = facts.totals
-    page.add("lorad_runs", "gauge", "Runs by state.", {("state", k): v for k, v in facts.states.items()})
+    page.add("lorad_runs", "Runs by state.", {("state", k): v for k, v in facts.states.items()})
     ended = {("reason", k): v for k, v in facts.attempts.items()}
-    page.add("lorad_attempts_ended_total", "counter", "Attempts that ended, by reason.", ended)
-    for name, says, count in (
-        ("steps", "Optimizer steps, those behind a rewind too.", totals.steps),
-        ("tokens", "Sampled tokens of those steps.", totals.tokens),
-        ("failed_rewards", "Samples of those steps whose reward failed.", totals.failed_rewards),
-        (
-            "skipped_updates",
-            "Updates of those steps whose loss or gradient was not finite.",
-            totals.skipped_updates,
-        ),
-    ):
-        page.add(f"lorad_{name}_total", "counter", says, count)
-    says = "Seconds of a step."
-    page.add_sums("lorad_step_seconds", "summary", says, totals.seconds, totals.steps)
+    page.add("lorad_attempts_ended_total", "Attempts that ended, by reason.", ended)
+    page.add("lorad_steps_total", "Optimizer steps, those behind a rewind too.", totals.steps)
+    page.add("lorad_tokens_total", "Sampled tokens of those steps.", totals.tokens)
+    says = "Samples of those steps whose reward failed."
+    page.add("lorad_failed_rewards_total", says, totals.failed_rewards)
+    says = "Updates of those steps whose loss or gradient was not finite."
+    page.add("lorad_skipped_updates_total", says, totals.skipped_updates)
+    page.add_sums("lorad_step_seconds", "Seconds of a step.", totals.seconds, totals.steps)
     says = "Seconds in which a step's version was exported, loaded and attested."
-    page.add_sums("lorad_publish_seconds", "summary", says, totals.publish_seconds, totals.published)
-    page.add("lorad_versions", "gauge", "Versions that are known.", facts.versions)
-    page.add("lorad_aliases", "gauge", "Aliases.", facts.aliases)
-    page.add("lorad_events", "gauge", "The number of the newest event.", facts.events)
-    page.add("lorad_queue_length", "gauge", "Runs that wait for a device.", len(facts.waits))
+    page.add_sums("lorad_publish_seconds", says, totals.publish_seconds, totals.published)
+    page.add("lorad_versions", "Versions that are known.", facts.versions)
+    page.add("lorad_aliases", "Aliases.", facts.aliases)
+    page.add("lorad_events", "The number of the newest event.", facts.events)
+    page.add("lorad_queue_length", "Runs that wait for a device.", len(facts.waits))
     longest = max(facts.waits, default=0.0)
-    page.add("lorad_queue_longest_wait_seconds", "gauge", "The longest wait of these runs.", longest)
+    page.add("lorad_queue_longest_wait_seconds", "The longest wait of these runs.", longest)
     says = "The part of the journals that has not been read into the database yet."
     named = list(facts.lags.items())[:_RUNS] if is_open else []
-    for number, (unit, kind) in enumerate((("bytes", int), ("seconds", float))):
-        by_run = {("run", run): kind(lag[number]) for run, lag in named}
-        page.add(f"lorad_ingest_lag_{unit}", "gauge", says, by_run)
+    for number, unit in enumerate(("bytes", "seconds")):
+        page.add(f"lorad_ingest_lag_{unit}", says, {("run", run): lag[number] for run, lag in named})
         most = max((lag[number] for lag in facts.lags.values()), default=0)
-        page.add(f"lorad_ingest_lag_{unit}_max", "gauge", "The largest lag of all active runs.", most)
-    for key, says in _OF_RUN:
-        rows = facts.progress.items() if is_open else ()
-        values = {("run", run): value for run, row in rows if (value := row[key]) is not None}
-        page.add(f"lorad_run_{key}", "gauge", says, values)
+        page.add(f"lorad_ingest_lag_{unit}_max", "The largest lag of all active runs.", most)
+    shown = facts.active if is_open else []
+    for name, (says, figure) in _OF_RUN.items():
+        values = {("run", run.name): value for run in shown if (value := figure(run)) is not None}
+        page.add(f"lorad_run_{name}", says, values)
 
 
 def _write_devices(page: _Page, ctx: Context, bill: list[BillRow], *, is_open: bool) -> None:
@@ -205,60 +192,55 @@ def _write_devices(page: _Page, ctx: Context, bill: list[BillRow], *, is_open: b
     is_open: whether everybody may see names; else pools and users are `*`. The user "" is nobody.
     """
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
-    leases = {
-        ("device", device, "pool", pool.id if is_open else "*"): 1 for pool in up for device in pool.holds
-    }
-    page.add("lorad_devices", "gauge", "Devices of this machine.", len(ctx.gpus.devices))
-    page.add("lorad_leases", "gauge", "1 for each device that a pool holds.", leases)
+    in_use = [(device, pool.id if is_open else "*") for pool in up for device in pool.holds]
+    leases = {("device", device, "pool", name): 1 for device, name in in_use}
+    page.add("lorad_devices", "Devices of this machine.", len(ctx.gpus.devices))
+    page.add("lorad_leases", "1 for each device that a pool holds.", leases)
     states = Counter(("state", pool.state) for pool in up)
-    page.add("lorad_pools", "gauge", "Pools that are up, by state.", states)
+    page.add("lorad_pools", "Pools that are up, by state.", states)
     answering = [(pool.id, pool.status) for pool in up if pool.status and is_open]
     memory = {("pool", name): status.rss_bytes for name, status in answering}
-    page.add("lorad_pool_memory_bytes", "gauge", "Resident memory of a pool's process.", memory)
+    page.add("lorad_pool_memory_bytes", "Resident memory of a pool's process.", memory)
     for of in ("engine", "trainer"):
         says = f"Tokens per second of its {of}, over the last seconds."
         rates = {("pool", name): getattr(status, f"{of}_tokens_per_second") for name, status in answering}
-        page.add(f"lorad_pool_{of}_tokens_per_second", "gauge", says, rates)
+        page.add(f"lorad_pool_{of}_tokens_per_second", says, rates)
     for key, says in _BILL:
         sums: dict[tuple[str, str], float] = {}
         for row in bill:
             label = "user", row.key if is_open or not row.key else "*"
             if (amount := getattr(row, key.removesuffix("_seconds"))) is not None:
                 sums[label] = sums.get(label, 0) + amount
-        page.add(f"lorad_bill_{key}_total", "counter", says, sums)
+        page.add(f"lorad_bill_{key}_total", says, sums)
 
 
 def _write_daemon(page: _Page, ctx: Context) -> None:
     """Write what the daemon answered, and what its process and its files take."""
     meter = ctx.requests.meter
-    answers = {
-        ("method", method, "status", status): n for (method, status), n in sorted(meter.answers.items())
-    }
-    page.add("lorad_requests_total", "counter", "Answers of the API.", answers)
+    sorted_answers = sorted(meter.answers.items())
+    answers = {("method", method, "status", status): n for (method, status), n in sorted_answers}
+    page.add("lorad_requests_total", "Answers of the API.", answers)
     for name, says, times in (
         ("lorad_request_seconds", "Seconds until the answer, but for events.", meter.requests),
         ("lorad_swap_seconds", "Seconds of a swap: loaded, attested, moved.", meter.swaps),
     ):
         buckets = dict(zip((*BOUNDS, "+Inf"), accumulate(times.counts), strict=True))
-        page.add_sums(name, "histogram", says, times.sum, sum(times.counts), buckets)
-    page.add("lorad_swaps_failed_total", "counter", "Swaps that changed nothing.", meter.failed_swaps)
-    page.add("lorad_event_followers", "gauge", "Readers of events.", meter.followers)
-    page.add("lorad_readers_active", "gauge", "Long questions under way.", ctx.readers.active)
+        page.add_sums(name, says, times.sum, sum(times.counts), buckets)
+    page.add("lorad_swaps_failed_total", "Swaps that changed nothing.", meter.failed_swaps)
+    page.add("lorad_event_followers", "Readers of events.", meter.followers)
+    page.add("lorad_readers_active", "Long questions under way.", ctx.readers.active)
     own = psutil.Process(os.getpid())
     cpu = own.cpu_times()
-    page.add("lorad_database_bytes", "gauge", "The database.", ctx.home.database.stat().st_size)
-    page.add("lorad_database_wal_bytes", "gauge", "Its write-ahead log.", ctx.readers.wal_bytes())
-    page.add("lorad_journal_bytes", "gauge", "The daemon's own journal.", ctx.home.journal.stat().st_size)
-    used = ctx.storage.disk.used
-    if used is not None:
-        page.add("lorad_disk_bytes", "gauge", "Size of the home and its storage, when last measured.", used)
-    budget = ctx.config.disk_budget
-    if budget is not None:
-        page.add("lorad_disk_budget_bytes", "gauge", "disk_budget of config.yaml.", budget)
-    says = "Resident memory of the daemon."
-    page.add("process_resident_memory_bytes", "gauge", says, own.memory_info().rss)
-    page.add("process_cpu_seconds_total", "counter", "CPU time of the daemon.", cpu.user + cpu.system)
-    page.add("process_start_time_seconds", "gauge", "Unix time.", ctx.loop.started_at)
+    page.add("lorad_database_bytes", "The database.", ctx.home.database.stat().st_size)
+    page.add("lorad_database_wal_bytes", "Its write-ahead log.", ctx.readers.wal_bytes())
+    page.add("lorad_journal_bytes", "The daemon's own journal.", ctx.home.journal.stat().st_size)
+    if (used := ctx.storage.disk.used) is not None:
+        page.add("lorad_disk_bytes", "Size of the home and its storage, when last measured.", used)
+    if (budget := ctx.config.disk_budget) is not None:
+        page.add("lorad_disk_budget_bytes", "disk_budget of config.yaml.", budget)
+    page.add("process_resident_memory_bytes", "Resident memory of the daemon.", own.memory_info().rss)
+    page.add("process_cpu_seconds_total", "CPU time of the daemon.", cpu.user + cpu.system)
+    page.add("process_start_time_seconds", "Unix time.", ctx.loop.started_at)
 
 
 def sample(name: str, labels: Mapping[str, Any], value: float) -> str:

@@ -1,4 +1,4 @@
-"""Serve `/metrics` on 127.0.0.1, for Prometheus: plain HTTP, nothing else, and to nobody by another name."""
+"""Serve `/metrics` and nothing else on 127.0.0.1, for Prometheus, and only by the names of that address."""
 
 import contextlib
 from contextlib import AbstractAsyncContextManager
@@ -9,12 +9,11 @@ from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
 from lorad.daemon.context import Context
 from lorad.http.serve import LOCAL, serve
 
-# a page that let its own name point here (DNS rebinding) sends that one
-_NAMES = frozenset({LOCAL, "localhost"})
+_NAMES = frozenset({LOCAL, "localhost"})  # a page that lets its own name point here (DNS rebinding) sends it
 
 
-def scraped(ctx: Context) -> AbstractAsyncContextManager[None]:
-    """Serve the metrics on config.metrics.port, if one is set; the daemon runs without where it is taken."""
+def serve_metrics(ctx: Context) -> AbstractAsyncContextManager[None]:
+    """Serve the metrics on `metrics.port` of the configuration, if it is set and nobody else has it."""
     port = ctx.config.metrics.port
     if port is None:
         return contextlib.nullcontext()

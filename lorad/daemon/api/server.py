@@ -1,6 +1,4 @@
-"""HTTP with JSON over the home's Unix socket: the kernel identifies the caller, `access` decides on
-permissions.
-"""
+"""HTTP with JSON over the home's Unix socket: the kernel says who asks, and `access` what they may do."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -42,8 +40,7 @@ log = logging.getLogger("lorad.daemon")
 _UP_TO_DATE = "Is this lorad up to date?"
 _UNEXPECTED = "This is a defect of lorad; the daemon's log (logs/daemon.log) has the details."
 
-# a daemon of another protocol is found and replaced by these
-_OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")
+_OF_ANY_PROTOCOL = ("/v1/status", "/v1/shutdown")  # clients find and replace an older daemon by these
 
 _Handler = Callable[[Context, Call], Awaitable[Any]]
 
@@ -63,10 +60,10 @@ def _endpoint(
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
         if handler in SLOW and request.headers.get("Accept") == LINES:
-            return await in_lines(request, whole(request))
-        return await whole(request)
+            return await in_lines(request, handle(request))
+        return await handle(request)
 
-    async def whole(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         try:
             protocol = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
             if protocol != str(PROTOCOL) and request.path not in _OF_ANY_PROTOCOL:
@@ -79,8 +76,7 @@ def _endpoint(
             ctx.users.refuse_stranger(uid)
             caller = Caller(uid, user_name(uid))
             call = Call(request, caller, await read_body(request, ctx.requests.bounds.body))
-            # what only the body names is left to the handler: `must_own`, `find_version`
-            if access is Access.ADMIN:
+            if access is Access.ADMIN:  # handlers check what only the body names: `must_own`, `find_version`
                 must_be_admin(ctx, caller)
             subject = _subject_of(ctx, call) if access in (Access.READ, Access.OWN) else None
             if access is Access.OWN and subject is not None:
@@ -104,11 +100,10 @@ def _endpoint(
 
 
 def _subject_of(ctx: Context, call: Call) -> Subject | None:
-    """Find what a request is about; None when it is no single thing, or an alias or pool that does not exist
-    for the caller.
+    """Find what a request is about; None where that is no single thing, or an alias or pool that does not
+    exist for the caller. Raises NotFound.
 
-    Where the path names something, a `run` of the query means nothing: anybody may write one there. Raises
-    NotFound.
+    A `run` of the query counts only where the path names nothing: else it would replace the subject.
     """
     named = call.request.match_info
     caller = call.caller

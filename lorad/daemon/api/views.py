@@ -1,4 +1,4 @@
-"""Rows as clients see them: the shapes of `lorad.client`."""
+"""Make the answers of requests out of rows and of what the daemon knows besides."""
 
 import contextlib
 import json
@@ -47,12 +47,13 @@ from lorad.store.versions import results
 
 _WARNINGS = 20
 _OWN = "trainer."  # prefix of the trainer's keys in PoolInfo.versions
+_OF_STATUS = ("capacity", "loaded", "engine_tokens_per_second", "trainer_tokens_per_second")
 T = TypeVar("T", bound=Struct)
 OfRun = TypeVar("OfRun", bound=Run)
 
 
 class _History(Struct, frozen=True):
-    """What took place in a run."""
+    """The fields of RunDetails that the database and files of a run have."""
 
     attempts: list[Attempt]
     trainable: Trainable | None
@@ -66,29 +67,22 @@ class _History(Struct, frozen=True):
 
 
 def of_row(kind: type[T], row: Struct, **more: Any) -> T:
-    """Make an answer of a row's fields of the same names; `more` are fields that the row lacks or has
-    otherwise.
-    """
-    names = _fields_in_both(kind, type(row))
-    return kind(**{name: getattr(row, name) for name in names if name not in more}, **more)
+    """Make an answer of `more` fields, and of a row's fields of the same names."""
+    names = [name for name in kind.__struct_fields__ if name not in more and hasattr(type(row), name)]
+    return kind(**{name: getattr(row, name) for name in names}, **more)
 
 
-@lru_cache
-def _fields_in_both(kind: type[Struct], row: type[Struct]) -> tuple[str, ...]:
-    return tuple(name for name in kind.__struct_fields__ if hasattr(row, name))
-
-
-def extended(kind: type[T], answer: Struct, **more: Any) -> T:
-    """Make a Struct that has further fields, or others of the same names."""
+def extend(kind: type[T], answer: Struct, **more: Any) -> T:
+    """Make a Struct with all fields of another one and `more`, which go before."""
     return kind(**asdict(answer) | more)
 
 
 def run_view(ctx: Context, row: RunSummary) -> Run:
-    return _viewed(row, _waiting_of(ctx, row))
+    return of_row(Run, row, waiting=_waiting_of(ctx, row))
 
 
 def listed_view(ctx: Context, row: RunSummary) -> Run:
-    """Make the view of a row in a list, once for as long as the run does not change."""
+    """Make the view of a row in a list, once while the run does not change."""
     return _kept_view(row, _waiting_of(ctx, row))
 
 
@@ -105,15 +99,13 @@ def _waiting_of(ctx: Context, row: RunSummary) -> str:
     return "; ".join(part for part in (f"preempted by {other}", waiting) if part)
 
 
-def _viewed(row: RunSummary, waiting: str) -> Run:
+@lru_cache(maxsize=2048)
+def _kept_view(row: RunSummary, waiting: str) -> Run:
     return of_row(Run, row, waiting=waiting)
 
 
-_kept_view = lru_cache(maxsize=2048)(_viewed)
-
-
 def with_place(ctx: Context, run: OfRun) -> OfRun:
-    """Add where a queued run stands in the queue, and when it starts; of an active one what it is doing."""
+    """Add the place of a queued run and when it starts, or what an active run is doing."""
     if run.state in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING):
         doing = ctx.processes.doing.get(run.name, "")
         return replace(run, doing=doing) if doing else run
@@ -125,7 +117,7 @@ def with_place(ctx: Context, run: OfRun) -> OfRun:
 
 
 def history(rows: Rows, row: RunRow) -> _History:
-    """Read what took place in a run; it takes its time where that was much."""
+    """Read what took place in a run, which may take a while."""
     warnings = events.of_kind(rows, row.name, "warning", limit=_WARNINGS)
     messages = [warning.get("message", "") for warning in reversed(warnings)]
     sets: dict[str, list[SetScore]] = {}  # the first and the last evaluation of each
@@ -186,7 +178,7 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
         if (state := ctx.processes.inspect(attempt)).phase == "alive":
             status = read_status(attempt) or {}
             processes += [RunProcess(role, state.pid), RunProcess(f"{role} shim", status.get("shim_pid"))]
-    return extended(
+    return extend(
         RunDetails,
         with_place(ctx, run_view(ctx, row)),
         directory=row.directory,
@@ -202,25 +194,22 @@ def show_view(ctx: Context, row: RunRow, history: _History) -> RunDetails:
 
 
 def _attempts_of(rows: Rows, row: RunRow) -> list[Attempt]:
-    """Describe the attempts of a run.
-
-    changed, before: dotted keys whose values differ from the attempt before, for attempts that kept their
-        spec, with the values of both.
-    """
+    """List the attempts of a run, with the keys of the spec that changed where both attempts kept theirs."""
     described: list[Attempt] = []
     before: dict[str, Any] | None = None  # a spec as JSON
     for attempt in runs.attempts(rows, row.name):
         spec = spec_at(row.dir.attempt(attempt.attempt))
         plain = msgspec.to_builtins(spec) if spec else None
-        pair = (before, plain) if before and plain else ({}, {})
-        ways = {"changed": _differences(*pair), "before": _differences(*pair[::-1])}
-        described.append(replace(attempt, **ways))
+        if before and plain:
+            changed = _differences(before, plain)
+            attempt = replace(attempt, changed=changed, before=_differences(plain, before))
+        described.append(attempt)
         before = plain
     return described
 
 
 def spec_at(attempt: AttemptDir) -> Spec | None:
-    """Read the spec of the attempt; None where it was not kept, or cannot be read."""
+    """Read the spec of an attempt; None where it was not kept, or cannot be read."""
     try:
         return from_json(read_file(attempt.spec, SPEC_BODY_BYTES))
     except (OSError, msgspec.MsgspecError):
@@ -231,17 +220,14 @@ def _differences(before: Any, after: Any, key: str = "") -> dict[str, Any]:
     """Compare two specs as JSON: dotted key -> the value in the second, whatever its type."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return {} if before == after else {key: after}
-    return {
-        changed: value
-        for name in after
-        for changed, value in _differences(
-            before.get(name), after[name], f"{key}.{name}" if key else name
-        ).items()
-    }
+    changed: dict[str, Any] = {}
+    for name, value in after.items():
+        changed |= _differences(before.get(name), value, f"{key}.{name}" if key else name)
+    return changed
 
 
 def version_view(ctx: Context, row: VersionRow, results: Sequence[Result] = ()) -> Version:
-    """Describe a version; `path` is None while there are no files, or after they were deleted."""
+    """Describe a version; `path` is None where it has no files."""
     path = row.path if has_files(row.path) else None
     return of_row(Version, row, loaded=is_loaded(ctx, row), path=path, results=[*results])
 
@@ -262,22 +248,17 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
     if status is not None and status.trainer is not None:
         versions = status.info.versions.items()  # of what trains apart from the pool
         software = {key.removeprefix(_OWN): version for key, version in versions if key.startswith(_OWN)}
-        trainer = extended(PoolTrainer, status.trainer, name=pool.setup.trainer, software=software)
-    return Pool(
-        pool=pool.id,
+        trainer = extend(PoolTrainer, status.trainer, name=pool.setup.trainer, software=software)
+    figures = {name: getattr(status, name) for name in _OF_STATUS} if status else {}
+    return of_row(
+        Pool,
+        pool.setup,
         state=pool.state,
-        model=pool.setup.model,
         pid=pool.process.pid,
         device=(*pool.holds, pool.where)[0],
-        mode=pool.setup.mode,
-        threads=pool.setup.threads,
         runtime=runtime,
         tenants=[tenant.run for tenant in tenants],
         runs=[PoolRun(tenant.run, tenant.phase, tenant.bytes, tenant.waited) for tenant in tenants],
-        capacity=status.capacity if status else None,
-        loaded=status.loaded if status else [],
-        engine_tokens_per_second=status.engine_tokens_per_second if status else 0.0,
-        trainer_tokens_per_second=status.trainer_tokens_per_second if status else 0.0,
         engine=engine_view(pool.setup.engine, status),
         trainer=trainer,
         devices=list(pool.holds),
@@ -285,11 +266,12 @@ def pool_view(ctx: Context, pool: daemon_pool.Pool) -> Pool:
         idle_seconds=pool.idle_seconds,
         nodes=[node.node for node in pool.nodes],
         waiting=pool.waits_for,
+        **figures,
     )
 
 
 def engine_view(name: str, status: PoolStatus | None) -> PoolEngine:
-    """Describe the backend that serves: its versions, and what it does; its name alone before it answers."""
+    """Describe the backend that serves; its name alone before it answers."""
     if status is None or status.engine is None:
         return PoolEngine(name)
-    return extended(PoolEngine, status.engine, name=name, software=status.info.versions.get(name))
+    return extend(PoolEngine, status.engine, name=name, software=status.info.versions.get(name))

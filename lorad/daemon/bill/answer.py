@@ -19,10 +19,10 @@ from lorad.store.bill import HOUR, By, bill, owners_of_uses
 
 KEYS: Sequence[By] = get_args(By)
 _OF_RUNS = ("run", "user", "sweep")
-_SIZES_SECONDS = 60.0  # for which sizes of directories are believed
+_SIZES_SECONDS = 60.0  # until a directory is measured again
 _SUMS = (
-    *("held", "busy", "wasted", "sampled", "trained", "generated", "served", "wasted_tokens"),
-    *("prompts", "cached"),
+    *("held", "busy", "wasted", "sampled", "trained"),
+    *("generated", "served", "wasted_tokens", "prompts", "cached"),
 )
 
 
@@ -35,9 +35,10 @@ async def bill_of(
     since: float | None = None,
     until: float | None = None,
 ) -> Bill:
-    """Answer with what the caller may see: where only owners see what is theirs, nothing of others, and
-    nothing that is nobody's. Lines of runs have what these take on disk: there the caller's runs alone are
-    measured, since a name in their bill may be another user's run by now.
+    """Add up what the caller may see, which may be only what they used themselves.
+
+    Lines of runs say what these take on disk: then only runs of the caller are measured, as a name in their
+    bill may be another user's run by now.
     """
     only_uid = None if sees_all(ctx, caller) else caller.uid
     rows = await ctx.read(bill, by, since=since, until=until, user=user, owner_uid=only_uid)
@@ -50,14 +51,12 @@ async def bill_of(
     lines.sort(key=lambda line: (not line.key, -line.held, line.key))
     if by in _OF_RUNS:
         keys = {line.key for line in lines if line.key}
-        every = await ctx.read(runs.every)
-        billed = [
-            (key, run.directory)
-            for run in every
-            if only_uid in (None, run.owner_uid)
-            and (key := {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]) in keys
-        ]
-        disk = await asyncio.to_thread(_measured, ctx.bill.sizes, billed)
+        billed = []
+        for run in await ctx.read(runs.every):
+            key = {"run": run.name, "user": run.owner, "sweep": run.sweep or "-"}[by]
+            if key in keys and only_uid in (None, run.owner_uid):
+                billed.append((key, run.directory))
+        disk = await asyncio.to_thread(_measure, ctx.bill.sizes, billed)
         lines = [replace(line, disk=disk.get(line.key)) for line in lines]
     total = _sum("", lines)
     first = None if since is None else float(since // HOUR * HOUR)
@@ -81,13 +80,16 @@ def _sum(key: str, lines: Sequence[BillLine]) -> BillLine:
     )
 
 
-def _measured(sizes: dict[str, tuple[float, int]], billed: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Sum the bytes of directories by key. sizes: what was measured before, by directory."""
+def _measure(sizes: dict[str, tuple[float, int]], billed: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Add up the bytes of directories by key.
+
+    sizes: when and how large a directory was measured, which is kept here.
+    """
     sums: dict[str, int] = {}
     for key, directory in billed:
         at, size = sizes.get(directory, (float("-inf"), 0))
         if time.monotonic() - at > _SIZES_SECONDS:
-            size = bytes_of([Path(directory)])
+            size = bytes_of([Path(directory)], on_disk=True)
             sizes[directory] = time.monotonic(), size
         sums[key] = sums.get(key, 0) + size
     return sums

@@ -17,7 +17,7 @@ from lorad.box.paths import AttemptDir
 from lorad.daemon.context import Context
 from lorad.daemon.guarded import each, of_pool
 from lorad.daemon.pool import Pool
-from lorad.daemon.pools.life import ANSWER_SECONDS, have_done
+from lorad.daemon.pools.life import ANSWER_SECONDS, command
 from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.processes import attempts_under, read_status
 from lorad.daemon.state import UsesFile
@@ -43,7 +43,8 @@ def keep_bill(ctx: Context) -> None:
     is_due = time.monotonic() - ctx.bill.read_at > _EVERY
     if is_due:
         ctx.bill.read_at = time.monotonic()
-    pools = [pool for pool in ctx.pools.values() if (is_due or not pool.process.is_up) and _open(ctx, pool)]
+    pools = [pool for pool in ctx.pools.values() if is_due or not pool.process.is_up]
+    pools = [pool for pool in pools if {life.root for life in attempts_under(pool.root)} - ctx.bill.closed]
     try:
         with ctx.store.write(durable=False) if pools else contextlib.nullcontext():
             each(ctx, _take_in, pools, of_pool)
@@ -58,27 +59,20 @@ async def take_in_all(ctx: Context) -> None:
     up = [pool for pool in ctx.pools.values() if pool.process.phase == "alive" and not pool.is_slow]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ANSWER_SECONDS):
-            await asyncio.gather(*(have_done(ctx, pool, "write_uses") for pool in up))
+            await asyncio.gather(*(command(ctx, pool, "write_uses") for pool in up))
     ctx.bill.read_at = float("-inf")
     keep_bill(ctx)
 
 
-def _open(ctx: Context, pool: Pool) -> list[AttemptDir]:
-    """List the lives of a pool that are not closed, oldest first."""
-    return [life for life in attempts_under(pool.root) if life.root not in ctx.bill.closed]
-
-
 def _take_in(ctx: Context, pool: Pool) -> None:
-    """Take in what the open lives of a pool wrote. A user is held to have used what their pool was seen to
-    hold, also where its file says less.
-    """
-    lives = _open(ctx, pool)
+    """Take in what the open lives of a pool wrote; users pay for what it was seen to hold in any case."""
+    lives = [life for life in attempts_under(pool.root) if life.root not in ctx.bill.closed]
     for life in lives:
         try:
             _read(ctx, pool, life)
         except FileNotFoundError:
             pass
-        except (OSError, LoradError) as error:  # of another user's pool it is as if it had said nothing
+        except (OSError, LoradError) as error:  # another user's pool counts as if it had said nothing
             if not _is_strange(ctx, pool):
                 raise
             log.debug("pool %s: %s", pool.id, error)
@@ -100,7 +94,7 @@ def _take_in(ctx: Context, pool: Pool) -> None:
 
 
 def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
-    """Raises OSError; StorageError and IntegrityError for what is no such file."""
+    """Take in the new reports of a life. Raises OSError, and StorageError, IntegrityError for a bad file."""
     place = ctx.bill.files.setdefault(life.root, UsesFile())
     with as_user(ctx.user(pool.setup.owner)):
         reports = _new_reports(life.work / USES, place)
@@ -136,18 +130,17 @@ def _read(ctx: Context, pool: Pool, life: AttemptDir) -> None:
 
 
 def _is_strange(ctx: Context, pool: Pool) -> bool:
-    """Check whether a pool is another user's, who may write what they like into its file."""
+    """Check whether a pool is another user's, who may have written anything into its file."""
     return ctx.users.shared and pool.setup.owner != os.getuid()
 
 
 def _name_of(life: AttemptDir) -> str:
-    """Name a life of a pool by what the daemon knows of it."""
     began = (read_status(life) or {}).get("started_at") or 0.0
     return f"{life.root.parent.parent.name}/{life.root.name}/{began:.3f}"
 
 
 def _new_reports(path: Path, place: UsesFile) -> list[Uses]:
-    """Read the whole lines that are new since `place`, which moves behind them. Damaged ones are left out."""
+    """Read the whole lines behind `place`, without damaged ones, and move it behind them."""
     form = logs.lines(decode_uses, "pass", most=_LINE, hint="Move it aside: that use is lost.")
     with open_file(path, links=False) as file:
         about = os.fstat(file.fileno())
@@ -162,7 +155,7 @@ def _new_reports(path: Path, place: UsesFile) -> list[Uses]:
 
 
 def _end_of(life: AttemptDir) -> float | None:
-    """Find the Unix time at which a life ended, by the clock that its beginning was told by."""
+    """Find the Unix time at which a life ended, by the clock of its beginning."""
     status = read_status(life) or {}
     began = status.get("started_at")
     lived = status.get("lived")

@@ -1,12 +1,10 @@
-"""The devices of this machine: the slots of the CPU; or each GPU of the machine, locked by its UUID.
+"""The devices of this machine: each GPU, locked by its UUID, or the slots of the CPU.
 
-And shapes: what a run asks of a cluster, whose devices are known once they are granted.
+A shape stands for what a run asks of a cluster, whose devices are known once they are granted.
 """
 
 import fcntl
-import os
 import platform
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import psutil
 
 from lorad.box import gpu_locks
 from lorad.box.gpus import VISIBLE, visible_gpus
+from lorad.files import open_file
 from lorad.protocol.nodes import NodesSetup
 
 LOCKS = gpu_locks.DIRECTORY
@@ -41,7 +40,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """Return what stays when GPUs are numbered otherwise: the UUID, or the name of a CPU slot."""
+        """Return the UUID, which stays when GPUs are numbered otherwise, or the name of a CPU slot."""
         return self.uuid or self.name
 
     @property
@@ -52,11 +51,11 @@ class Device:
 
 @dataclass(frozen=True)
 class NodesShape(Device):
-    """Nodes of a cluster with devices each. It stands for a device where a run is placed.
+    """Nodes of a cluster with devices each, which stand for one device where a run is placed.
 
     name: `2 x 8 GPUs`, or `2 nodes` without any.
     nodes: how many, those for servers alone included.
-    devices: GPUs on each; 0: ranks are on its processors.
+    devices: GPUs on each; 0 where ranks are on processors.
     """
 
     nodes: int = 1
@@ -80,11 +79,9 @@ def shape_of(setup: NodesSetup) -> NodesShape:
     """Describe what a pool asks its cluster for."""
     nodes = setup.bundles
     gpus = setup.devices
-    name = (
-        f"{nodes} x {gpus} GPU{'' if gpus == 1 else 's'}"
-        if gpus
-        else f"{nodes} node{'' if nodes == 1 else 's'}"
-    )
+    name = f"{nodes} node{'' if nodes == 1 else 's'}"
+    if gpus:
+        name = f"{nodes} x {gpus} GPU{'' if gpus == 1 else 's'}"
     return NodesShape(name, "nodes of the cluster", 0, nodes=nodes, devices=gpus)
 
 
@@ -103,38 +100,24 @@ def find_devices(cpu_slots: int = 1) -> list[Device]:
 
 
 def environment(devices: Sequence[Device]) -> dict[str, str]:
-    """Make the variables with which CUDA numbers the GPUs in each process as lorad does: by UUID, whatever
-    order NVML and CUDA have.
-    """
+    """Make the variables that have CUDA number the GPUs as lorad does, whatever its own order."""
     uuids = [device.uuid for device in devices if device.uuid]
     return {VISIBLE: ",".join(uuids)} if uuids else {}
 
 
 def lock_file(device: Device) -> Path | None:
-    """Make the file whose lock holds the device, if need be, where every user may make one."""
-    if not device.uuid:
-        return None
-    return gpu_locks.make_lock(LOCKS, device.uuid)
+    """Make the file whose lock holds a GPU, unless it is there; None for a CPU. Every user may make one."""
+    return gpu_locks.make_lock(LOCKS, device.uuid) if device.uuid else None
 
 
 def is_taken(device: Device) -> bool:
-    """Check whether some process on this machine, perhaps another user's, holds the device.
-
-    A lock that is no lock file counts as held.
-    """
+    """Check whether a process holds the device; anything but a lock file in its place counts as held."""
     path = lock_file(device)
     if path is None:
         return False
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        with open_file(path, links=False) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # BlockingIOError among them
         return True
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return True
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
     return False

@@ -1,4 +1,5 @@
-"""Notes beside the locks of GPUs: the daemons of all users read there who holds a GPU and who waits for it.
+"""Notes beside the locks of GPUs, in which the daemons of all users read who holds a GPU and who waits for
+it.
 
 The files `<uuid>.holder-<uid>-<home>.json` and `<uuid>.wanted-<uid>-<home>.json` lie in the directory of the
 locks; <home> distinguishes the daemons of one user. A note only affects messages and when an idle pool ends:
@@ -11,7 +12,6 @@ import hashlib
 import itertools
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,17 +25,17 @@ from lorad.box import gpu_locks
 from lorad.children.identity import stat_of
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, is_taken, lock_file
-from lorad.files import write_whole
+from lorad.files import open_file, read_bounded, write_whole
 from lorad.text import one_line
 
 _NOTE_BYTES = 8192
 _MOST_ENTRIES = 4096  # entries read: everybody may write in the directory
-FRESH_SECONDS = 30.0  # a daemon that waits says so again in a third of it
+FRESH_SECONDS = 30.0  # a daemon that waits writes its note again in a third of it
 _SKEW_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between two looks at what others want
 _Text = Annotated[str, Meta(max_length=400)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e11)]
-T = TypeVar("T", bound="Struct")
+T = TypeVar("T", bound=Struct)
 
 
 class Holder(Struct, frozen=True):
@@ -63,7 +63,9 @@ class Holder(Struct, frozen=True):
 class WaitingNote(Struct, frozen=True):
     """A daemon waits for a device.
 
-    why: what it waits for the device for.
+    uid: the user of the daemon.
+    why: what it needs the device for.
+    since: Unix time.
     """
 
     uid: int
@@ -73,14 +75,14 @@ class WaitingNote(Struct, frozen=True):
 
 @dataclass
 class Notes:
-    """The notes that this daemon wrote, and what it read in those of others. Times are monotonic unless
-    noted.
+    """The notes that this daemon wrote, and what it read in those of others.
 
-    written: path -> the note's bytes, and when they were written.
-    wanted: UUID -> what for, in this pass of the loop.
-    since: UUID -> Unix time since when it is wanted.
-    idle_since: pool -> Unix time since when it is idle.
+    written: the bytes of each note by its path, and the monotonic time at which they were written.
+    wanted: the GPUs that this pass of the loop waits for, by UUID, and what for.
+    since: the Unix time since when a GPU is waited for, by UUID.
+    idle_since: the Unix time since when a pool is idle, by its id.
     others: UUIDs that other daemons wait for.
+    looked_at: the monotonic time of the last look at notes of others.
     """
 
     written: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
@@ -93,46 +95,29 @@ class Notes:
 
 def note_path(home: Path, uuid: str, kind: str) -> Path:
     """Name the file in which the daemon of `home` keeps its note of this kind."""
-    return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{_home_name(home)}.json"
+    home_name = hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
+    return devices.LOCKS / f"{uuid}.{kind}-{os.getuid()}-{home_name}.json"
 
 
-def _home_name(home: Path) -> str:
-    return hashlib.sha256(os.fsencode(home)).hexdigest()[:8]
-
-
-def write_note(path: Path, data: bytes) -> None:
-    """Write a note that everybody can read.
-
-    Raises OSError, also when the file there belongs to another user.
-    """
-    gpu_locks.make_directory(devices.LOCKS)
-    write_whole(path, data, mode=0o644, durable=False)
-
-
-def _notes_of(uuid: str, kind: str) -> Iterator[tuple[int, str, Path]]:
-    """Yield all notes of that kind about a device: uid and home in the name of the file, and its path."""
-    pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-([0-9a-f]{8})\.json")
+def _notes_of(uuid: str, kind: str) -> Iterator[tuple[int, Path]]:
+    """Yield all notes of this kind about a device: the uid in the file's name, and its path."""
+    pattern = re.compile(re.escape(f"{uuid}.{kind}-") + r"(\d{1,10})-[0-9a-f]{8}\.json")
     with contextlib.suppress(OSError), os.scandir(devices.LOCKS) as entries:
         for entry in itertools.islice(entries, _MOST_ENTRIES):
             if match := pattern.fullmatch(entry.name):
-                yield int(match[1]), match[2], Path(entry.path)
+                yield int(match[1]), Path(entry.path)
 
 
 def _read_note(path: Path, uid: int, kind: type[T]) -> tuple[T, float] | None:
-    """Read a note and when it was written; None unless it is a small, readable file of that user's."""
+    """Read a note, and when it was written; None unless it is a small, readable file of that user's."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_size > _NOTE_BYTES:
-            return None
-        return msgspec.json.decode(os.read(file, _NOTE_BYTES), type=kind), status.st_mtime
+        with open_file(path, links=False) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != uid:
+                return None
+            return msgspec.json.decode(read_bounded(file, path, _NOTE_BYTES), type=kind), status.st_mtime
     except (OSError, msgspec.MsgspecError, RecursionError):
         return None
-    finally:
-        os.close(file)
 
 
 def holder_of(device: Device) -> Holder | None:
@@ -144,28 +129,21 @@ def holder_of(device: Device) -> Holder | None:
     with contextlib.suppress(OSError):  # there may be no such process
         believed = {0, os.stat(f"/proc/{pid}").st_uid}
     notes: list[tuple[bool, float, Holder]] = []
-    for uid, _, path in _notes_of(device.uuid, "holder"):
+    for uid, path in _notes_of(device.uuid, "holder"):
         note = _read_note(path, uid, Holder) if believed is None or uid in believed else None
         if note is not None and (uid == 0 or note[0].uid == uid):
-            process = stat_of(note[0].pid or 0)  # or a zombie of it
-            is_there = process is not None and process.start == note[0].start_time
-            notes.append((is_there, note[1], note[0]))
+            process = stat_of(note[0].pid or 0)  # a zombie counts
+            is_present = process is not None and process.start == note[0].start_time
+            notes.append((is_present, note[1], note[0]))
     if not notes:
         return None
     *_, holder = max(notes, key=lambda note: note[:2])
-    return msgspec.structs.replace(
-        holder,
-        pool=one_line(holder.pool)[:80],
-        user=one_line(holder.user)[:32],
-        why=one_line(holder.why)[:160],
-    )
+    shown = {"pool": one_line(holder.pool)[:80], "user": one_line(holder.user)[:32]}
+    return msgspec.structs.replace(holder, **shown, why=one_line(holder.why)[:160])
 
 
 def lock_pid(device: Device) -> int | None:
-    """Find the process that locked the device; None when the kernel does not list it.
-
-    A child of that process may hold the lock by now.
-    """
+    """Find the process that locked the device, or whose child holds the lock; None when it is not listed."""
     path = lock_file(device)
     try:
         inode = str(path.stat().st_ino) if path else ""
@@ -183,27 +161,29 @@ def wanted_by_others(home: Path, uuids: set[str]) -> frozenset[str]:
     now = time.time()
     awaited: set[str] = set()
     for uuid in uuids:
-        for uid, name, path in _notes_of(uuid, "wanted"):
-            note = (
-                None if (uid, name) == (os.getuid(), _home_name(home)) else _read_note(path, uid, WaitingNote)
-            )
+        own = note_path(home, uuid, "wanted")
+        for uid, path in _notes_of(uuid, "wanted"):
+            note = None if path == own else _read_note(path, uid, WaitingNote)
             if note is not None and -_SKEW_SECONDS <= now - note[1] <= FRESH_SECONDS:
                 awaited.add(uuid)
     return frozenset(awaited)
 
 
 def put(notes: Notes, path: Path, note: Struct) -> None:
-    """Write a note that changed, is not there, or grows old. Raises OSError."""
+    """Write a note, which everybody can read, when it changed, is not there, or grows old.
+
+    Raises OSError, also when the file there belongs to another user.
+    """
     data = msgspec.json.encode(note)
     before, at = notes.written.get(path, (b"", 0.0))
     if before != data or not path.exists() or time.monotonic() - at > FRESH_SECONDS / 3:
-        write_note(path, data)
+        gpu_locks.make_directory(devices.LOCKS)
+        write_whole(path, data, mode=0o644, durable=False)
         notes.written[path] = data, time.monotonic()
 
 
 def remove(notes: Notes, path: Path) -> None:
     """Remove a note of this daemon, or of an earlier life of it."""
     notes.written.pop(path, None)
-    if path.is_symlink() or path.exists():
-        with contextlib.suppress(OSError):
-            path.unlink()
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,7 +1,7 @@
-"""Who computes on a GPU according to NVML: this daemon's pools, and other processes, next to which nothing is
+"""Read from NVML who computes on a GPU: this daemon's pools, and other processes, next to which nothing is
 placed.
 
-NVML is read in a thread: a driver in trouble answers late or never, and the daemon must not wait for it.
+It is read in a thread, as a driver in trouble answers late or never, and the daemon must not wait for it.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ log = logging.getLogger("lorad.daemon")
 
 FRESH_SECONDS = 1.5  # older than that, it is read again before it counts
 STALE_SECONDS = 10.0  # older than that, it says nothing
-_DRAWN = 1 << 30  # bytes up to which what only draws, a desktop, is no obstacle
-# memory in use by nobody who can be seen
+_DRAWN = 1 << 30  # bytes up to which a process that only draws, as a desktop, is no obstacle
+# how much memory may be in use by processes that cannot be seen
 _HIDDEN = 1 << 30  # bytes
-_HIDDEN_SHARE = 50  # one in so many of the memory
+_HIDDEN_SHARE = 50  # or one in so many parts of the memory
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class GpuProcess:
     user, name: "" when they cannot be read from here.
     memory: bytes; None when the driver does not report it.
     computes: False for a process that only draws.
-    ours: the process belongs to a pool of this daemon.
-    lorads: it belongs to a run or pool of some daemon, perhaps of another user's.
+    ours: it belongs to a pool of this daemon.
+    lorads: it belongs to a run or pool of any daemon of lorad, perhaps another user's.
     """
 
     pid: int
@@ -58,9 +58,9 @@ class GpuProcess:
 class Sight:
     """What was seen of a GPU.
 
-    at: monotonic time of the look.
-    utilization: 0 to 1.
-    held: a pool of ours had the device.
+    at: the monotonic time of the look.
+    utilization: from 0 to 1.
+    held: a pool of this daemon had the device.
     lost: why the device cannot be used; "" when it can.
     power: watts.
     temperature: degrees Celsius.
@@ -86,9 +86,8 @@ class Sight:
             return f"{device.name} is in use by {users[0].in_words()}{more}"
         is_much = self.memory_used > max(_HIDDEN, device.memory_total // _HIDDEN_SHARE)
         if is_much and not self.held and not self.processes:
-            return (
-                f"{device.name} is in use by somebody who cannot be seen from here ({size(self.memory_used)})"
-            )
+            used = size(self.memory_used)
+            return f"{device.name} is in use by somebody who cannot be seen from here ({used})"
         return ""
 
     def foreign(self) -> list[GpuProcess]:
@@ -101,8 +100,8 @@ class Sight:
 class Sights:
     """What was last seen on the GPUs.
 
-    seen: UUID -> its last sight.
-    since: when the look in progress began; None while there is none.
+    seen: the last sight of each GPU by UUID.
+    since: the monotonic time at which the look in progress began; None while there is none.
     done: set when a look ends.
     """
 
@@ -115,8 +114,8 @@ class Sights:
 class Ours:
     """What belongs to this daemon.
 
-    pids: its pools and their shims.
-    mark: what the environment of their processes holds.
+    pids: the processes of its pools and their shims.
+    mark: how a variable in the environment of their children begins.
     devices: names of the devices that its pools hold.
     """
 
@@ -138,10 +137,10 @@ def read_all(gpus: Iterable[Device], ours: Ours) -> dict[str, Sight]:
 
 
 def _read(driver: Any, device: Device, family: set[int], ours: Ours) -> Sight:
-    """Read one GPU; leave out what the driver does not report, or not to this user.
+    """Read one GPU; leave out what the driver does not report to this user.
 
     In a container the driver may report pids of the host, which have no name here: on a device that a pool of
-    ours holds they count as that pool's.
+    this daemon holds they count as the pool's.
     """
     try:
         handle = driver.nvmlDeviceGetHandleByUUID(device.uuid)
@@ -181,9 +180,7 @@ def _read(driver: Any, device: Device, family: set[int], ours: Ours) -> Sight:
 
 
 def _listed(driver: Any, call: Any, handle: Any) -> dict[int, int | None]:
-    """Map the pids on a device to their bytes; empty where the driver does not say who is there (MIG,
-    containers, old drivers).
-    """
+    """Map the pids on a device to their bytes; empty where the driver reports none, as with MIG."""
     try:
         return {int(process.pid): process.usedGpuMemory for process in call(handle)}
     except (driver.NVMLError, driver.NVMLLibraryMismatchError):

@@ -1,33 +1,49 @@
-"""What is known of the devices of this machine, and of the machine itself."""
+"""What is known of the devices of this machine, and of the machine itself; a new daemon does without it."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from lorad.box.machine import Machine, read_machine
 from lorad.daemon.gpu.devices import Device
-from lorad.daemon.gpu.history import DeviceHistory
 from lorad.daemon.gpu.lock_notes import Notes
 from lorad.daemon.gpu.occupancy import Sights
+from lorad.records.devices import DeviceSample
+
+PERIOD = 10.0  # seconds between two samples
+_MOST_SAMPLES = 360  # of a device: an hour
 
 
-def _recently(read: Callable[[], Machine]) -> Callable[[], Machine]:
-    """Return what reads the machine once a second, however many runs of a long queue ask for it."""
-    seen: list[tuple[float, Machine]] = []
+@lru_cache(maxsize=1)
+def _machine_in(second: int) -> Machine:
+    """Read the machine once a second, however many runs of a long queue ask for it."""
+    return read_machine()
 
-    def recent() -> Machine:
-        if not seen or time.monotonic() - seen[0][0] > 1.0:
-            seen[:] = [(time.monotonic(), read())]
-        return seen[0][1]
 
-    return recent
+@dataclass
+class DeviceHistory:
+    """Samples of the last hour by the name of the device, oldest first."""
+
+    samples: dict[str, deque[DeviceSample]] = field(default_factory=dict)
+    _at: float = float("-inf")  # monotonic
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._at >= PERIOD
+
+    def take(self, samples: dict[str, DeviceSample]) -> None:
+        self._at = time.monotonic()
+        for name, sample in samples.items():
+            self.samples.setdefault(name, deque(maxlen=_MOST_SAMPLES)).append(sample)
 
 
 @dataclass(frozen=True)
 class SetAside:
     """Why nothing is placed on a device for a while.
 
-    says: the same, with what can be done about it.
+    why: the reason.
+    says: the reason, with what can be done about it.
     urgent: the runs there stop at their next step.
     reserved: no pool may be there either, not even one that only serves.
     quiet_until: when its quiet hours end, in Unix time; None outside of them.
@@ -44,8 +60,9 @@ class SetAside:
 class Neighbour:
     """A process outside of lorad that computes on a device, or did a moment ago. Times are monotonic.
 
-    since: when it was seen first.
-    left: when it was not there any more; None while it is.
+    who: the process, in words.
+    since: when it was first seen.
+    left: when it was no longer there; None while it is.
     """
 
     who: str
@@ -57,12 +74,13 @@ class Neighbour:
 class GpuState:
     """What `gpu/` remembers.
 
-    notes: what stands beside the locks of GPUs.
+    notes: the notes beside the locks of GPUs.
     sights: who computes on GPUs.
     neighbours: who computes on devices beside runs that yield, by the device's name.
     in_the_way: idle pools, by name, that end at once for a neighbour.
     set_aside: devices that are not for runs now, by name; see `queue/set_aside.py`.
     history: what was measured of the devices in the last hour.
+    machine: reads what this machine is, again each second.
     """
 
     devices: list[Device]
@@ -72,4 +90,4 @@ class GpuState:
     in_the_way: frozenset[str] = frozenset()
     set_aside: dict[str, SetAside] = field(default_factory=dict)
     history: DeviceHistory = field(default_factory=DeviceHistory)
-    machine: Callable[[], Machine] = field(default_factory=lambda: _recently(read_machine))
+    machine: Callable[[], Machine] = lambda: _machine_in(int(time.monotonic()))

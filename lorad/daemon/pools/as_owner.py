@@ -1,4 +1,4 @@
-"""What the daemon does with the files and sockets of a user, as that user."""
+"""Use the files and sockets of a user with that user's rights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,15 +17,13 @@ T = TypeVar("T")
 
 
 async def on_behalf(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Run `work` in a thread that opens files as the user of `uid`; it may start neither threads nor
-    processes.
-    """
+    """Run `work` in a thread that opens files as the user of `uid`; it may start no threads or processes."""
 
-    def theirs() -> T:
+    def work_as_user() -> T:
         with as_user(ctx.user(uid)):
             return work(*args, **options)
 
-    return await in_thread(ctx, uid, theirs)
+    return await in_thread(ctx, uid, work_as_user)
 
 
 async def in_thread(ctx: Context, uid: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -41,7 +39,6 @@ def connection_to(
         connection = Connection(Path(pool.setup.socket), timeout=timeout, most=most)
     if not ctx.users.is_believed(connection.peer_uid, pool.setup.owner):
         connection.close()
-        raise PoolLost(
-            f"{pool.setup.socket} is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}"
-        )
+        peer = f"is of user {connection.peer_uid}, pool {pool.id} of {pool.setup.owner}"
+        raise PoolLost(f"{pool.setup.socket} {peer}")
     return connection

@@ -1,5 +1,5 @@
-"""What the lives of pools were granted of a cluster. Each writes it to a file of its own (`GrantStatus`); the
-tables `nodes` and `grants` are an index of these files.
+"""Take in what the lives of pools were granted of a cluster. Each life writes it to a file of its own
+(`GrantStatus`); the tables `nodes` and `grants` are an index of these files.
 """
 
 import time
@@ -28,9 +28,7 @@ _KINDS = {"asked": "grant_asked", "granted": "granted", "refused": "grant_lost",
 
 
 def adopt_grants(ctx: Context) -> None:
-    """Take in what lives of pools were granted that the database does not know, and that lives are over which
-    ended while no daemon was there.
-    """
+    """Take in the grants that the database does not know, and those whose lives ended while no daemon ran."""
     states = {(row.pool, row.life): row.state for row in pools.grants(ctx.store)}
 
     def adopt(ctx: Context, pool: Pool) -> None:
@@ -44,20 +42,16 @@ def adopt_grants(ctx: Context) -> None:
                 with ctx.store.write():
                     _put(ctx, pool, number, status, is_over=is_over)
 
-    each(ctx, adopt, _on_cluster(ctx), of_pool)
+    each(ctx, adopt, [pool for pool in ctx.pools.values() if pool.setup.nodes is not None], of_pool)
 
 
 def watch_grants(ctx: Context) -> None:
-    """Know what pools were granted by now, and write it down where that changed."""
-    each(ctx, _watch, _on_cluster(ctx), of_pool)
-
-
-def _on_cluster(ctx: Context) -> list[Pool]:
-    return [pool for pool in ctx.pools.values() if pool.setup.nodes is not None]
+    """Read what pools were granted by now, and write it down where that changed."""
+    each(ctx, _watch, [pool for pool in ctx.pools.values() if pool.setup.nodes is not None], of_pool)
 
 
 def _watch(ctx: Context, pool: Pool) -> None:
-    """Raises StorageError when its file is not what it should be."""
+    """Take in the grant of a pool's newest life, or its end. Raises StorageError as `_read` does."""
     number, before, _ = pool.noted
     if not pool.process.is_up:
         if before is not None:
@@ -86,15 +80,15 @@ def _watch(ctx: Context, pool: Pool) -> None:
         for name in sorted({*had} - {node.node for node in status.nodes}):
             for row in pools.nodes(ctx.store):
                 if row.node == name:
-                    pools.put_node(ctx.store, replace(row, state="lost"))
+                    pools.put_cluster_row(ctx.store, replace(row, state="lost"))
             pools.end_leases(ctx.store, pool.id, name)  # it had servers alone, and the pool works without it
             how = status.words or f"{name}: another one is in its place"
-            _event(ctx, pool, "node_lost", {"node": name, "how": how})
+            _add_event(ctx, pool, "node_lost", {"node": name, "how": how})
     ctx.loop.poke()
 
 
 def _read(ctx: Context, pool: Pool, life: AttemptDir) -> GrantStatus | None:
-    """Read what a life was granted; None where it has not said. Raises StorageError."""
+    """Read what a life was granted; None where it has not written it. Raises StorageError for a bad file."""
     path = life.work / GRANT
     try:
         with as_user(ctx.user(pool.setup.owner)):
@@ -133,7 +127,7 @@ def _put(
         nodes=[node.node for node in status.nodes],
         detail=status.words,
     )
-    pools.put_grant(ctx.store, row)
+    pools.put_cluster_row(ctx.store, row)
     is_held = not is_over and state in ("granted", "lost")  # it may go on without the lost node
     rows = {row.node: row for row in pools.nodes(ctx.store)}
     elsewhere = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
@@ -153,19 +147,21 @@ def _put(
             seen_at=time.time(),
             state=now,
         )
-        pools.put_node(ctx.store, node_row)
+        pools.put_cluster_row(ctx.store, node_row)
         for device in devices_on(node) if is_held and not gone else ():
             pools.lease(ctx.store, pool.id, device, "pool", node.node)
 
 
 def _tell(ctx: Context, pool: Pool, status: GrantStatus) -> None:
+    """Add the events of a grant that changed its state."""
+    for node in status.nodes:
+        if is_lost(status, node):
+            _add_event(ctx, pool, "node_lost", {"node": node.node, "how": status.words})
     nodes = [node.node for node in status.nodes]
-    for node in (node.node for node in status.nodes if is_lost(status, node)):
-        _event(ctx, pool, "node_lost", {"node": node, "how": status.words})
-    _event(ctx, pool, _KINDS[status.state], {"nodes": nodes, "detail": status.words})
+    _add_event(ctx, pool, _KINDS[status.state], {"nodes": nodes, "detail": status.words})
 
 
-def _event(ctx: Context, pool: Pool, kind: str, facts: dict[str, object]) -> None:
+def _add_event(ctx: Context, pool: Pool, kind: str, facts: dict[str, object]) -> None:
     """Add an event of each run in the pool; of none where it has none."""
     names: Iterable[str | None] = [run.name for run in runs.active_in(ctx.store, pool.id)] or [None]
     for name in names:
@@ -173,16 +169,16 @@ def _event(ctx: Context, pool: Pool, kind: str, facts: dict[str, object]) -> Non
 
 
 def with_likely_first(ctx: Context, pool: Pool) -> NodesSetup | None:
-    """Put those nodes first that are free and were used with the pool's base: they have it in memory or at
-    hand. Which are free is known to Ray on a cluster of that. None for a pool of this machine.
+    """Put the nodes first that are free and were used with the pool's base, as they have it in memory or on
+    disk. On a cluster of Ray, Ray knows which are free. None for a pool of this machine.
     """
     setup = pool.setup.nodes
     if setup is None:
         return None
-    had = [row for row in pools.nodes(ctx.store) if pool.setup.model_path in row.bases]
+    used = [row for row in pools.nodes(ctx.store) if pool.setup.model_path in row.bases]
     if setup.kind == "ray":
-        return replace(setup, warm=tuple(row.address for row in had if row.cluster == setup.address))
-    warm = {row.node for row in had}
+        return replace(setup, warm=tuple(row.address for row in used if row.cluster == setup.address))
+    warm = {row.node for row in used}
     taken = {node.node for other in ctx.pools.values() if other is not pool for node in other.nodes}
     hosts = sorted(setup.hosts, key=lambda host: (host.name in taken, host.name not in warm))
     return replace(setup, hosts=tuple(hosts))

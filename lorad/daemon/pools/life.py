@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -30,7 +31,7 @@ from lorad.daemon.pools.as_owner import connection_to
 from lorad.daemon.pools.grants import with_likely_first
 from lorad.daemon.pools.threads import UNKNOWN
 from lorad.daemon.process.as_user import as_user
-from lorad.daemon.process.commands import own_secrets, secret_files
+from lorad.daemon.process.commands import own_secrets
 from lorad.daemon.process.processes import DAMAGED, ProcessState, write_json
 from lorad.daemon.process.user_files import make_attempt, make_pool
 from lorad.daemon.troubles import Item
@@ -48,17 +49,16 @@ ANSWER_SECONDS = 2.0
 _FRESH_SECONDS = 0.5
 _KILLED_SECONDS = 5.0  # for a process to go after SIGKILL
 LOCK_SECONDS = 30.0  # for servers of the life before to let go of its devices
-_CLEAR_UP_SECONDS = 10.0  # that others wait for it: what a user left behind may hang
+_CLEAR_UP_SECONDS = 10.0  # that others wait for it, as what a user left behind may hang
 _CHECK_SECONDS = 2.0  # between two looks at the files of a pool
 _CLEAN_UP = (sys.executable, "-P", "-m", leftovers.__name__)
 _POLL_SECONDS = {"starting": 0.25, "ready": 2.0, "stopping": 0.5}
 
 
 def adopt_pools(ctx: Context) -> None:
-    """Know every pool that has a directory, alive or not."""
+    """Load every pool that has a directory, alive or not."""
     for root in sorted(ctx.home.pools.iterdir()) if ctx.home.pools.is_dir() else []:
-        if pool := load_pool(root):
-            _correct_socket(ctx, pool)
+        if pool := _load(ctx, root):
             ctx.pools[pool.id] = pool
         elif root.is_dir() and (root / "attempts").is_dir():
             ctx.pools.lost.append(root)
@@ -68,31 +68,29 @@ def adopt_pools(ctx: Context) -> None:
 
 
 def find_lost_pools(ctx: Context) -> None:
-    """Know the pools whose `pool.json` could not be read, as soon as it can."""
+    """Load the pools whose `pool.json` could not be read as soon as it can."""
 
     def find(ctx: Context, root: Path) -> None:
-        if pool := load_pool(root):
-            _correct_socket(ctx, pool)
+        if pool := _load(ctx, root):
             ctx.pools.setdefault(pool.id, pool)
-            ctx.pools.lost.remove(root)
-        elif not root.is_dir():
-            ctx.pools.lost.remove(root)
-        else:
-            hint = (
-                "Put the file back. Should its process live, `lorad doctor --repair` does not end it: "
-                "use `kill`."
-            )
-            raise StorageError(f"{root / 'pool.json'} cannot be read, so the pool is left alone", hint=hint)
+        elif root.is_dir():
+            doctor = "Should its process live, `lorad doctor --repair` does not end it: use `kill`."
+            problem = f"{root / 'pool.json'} cannot be read, so the pool is left alone"
+            raise StorageError(problem, hint=f"Put the file back. {doctor}")
+        ctx.pools.lost.remove(root)
 
     each(ctx, find, list(ctx.pools.lost), lambda root: Item(f"pool {root.name}"))
 
 
-def _correct_socket(ctx: Context, pool: Pool) -> None:
-    """Give a pool whose home was moved a socket in the new home, unless it still works on the old one."""
-    socket = str(ctx.users.pool_socket(ctx.home, pool.id))
-    if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
-        pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
-        write_json(pool.root / "pool.json", msgspec.to_builtins(pool.setup))
+def _load(ctx: Context, root: Path) -> Pool | None:
+    """Load a pool. If its home was moved it gets a socket in the new home, unless it is up on the old one."""
+    pool = load_pool(root)
+    if pool is not None:
+        socket = str(ctx.users.pool_socket(ctx.home, pool.id))
+        if pool.setup.socket != socket and not Path(pool.setup.socket).exists():
+            pool.setup = msgspec.structs.replace(pool.setup, socket=socket)
+            write_json(root / "pool.json", msgspec.to_builtins(pool.setup))
+    return pool
 
 
 def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
@@ -103,9 +101,8 @@ def find_or_make(ctx: Context, setup: PoolSetup) -> Pool:
     last = setup.model.rstrip("/").rpartition("/")[2].rpartition(":")[2]
     # `builtin:tiny` -> `tiny`, `/models/Qwen3-4B` -> `qwen3-4b`
     base = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:32] or "base"
-    number = 1
-    while (pool_id := f"{base}-{number}") in ctx.pools or ctx.home.pool(pool_id).exists():
-        number += 1
+    ids = (f"{base}-{number}" for number in itertools.count(1))
+    pool_id = next(name for name in ids if name not in ctx.pools and not ctx.home.pool(name).exists())
     root = ctx.home.pool(pool_id)
     root.mkdir(parents=True, mode=0o700)
     named = msgspec.structs.replace(setup, pool=pool_id, socket=str(ctx.users.pool_socket(ctx.home, pool_id)))
@@ -166,14 +163,9 @@ def start_pool(ctx: Context, pool: Pool, why: Decision = UNKNOWN) -> bool:
     make_attempt(pool.attempt(number), user)
     argv = [*ctx.processes.commands.pool, str(pool.work)]
     env |= own_secrets(user)
-    about = {
-        "role": "pool",
-        "run": pool.id,
-        "attempt": number,
-        "runtime": runtime.told(),
-        "lock_seconds": LOCK_SECONDS,
-    }
-    about |= {"secret_files": secret_files(ctx.config)}
+    about = {"role": "pool", "run": pool.id, "attempt": number, "runtime": runtime.told()}
+    secrets = {name: str(path) for name, path in ctx.config.secrets.items()}
+    about |= {"lock_seconds": LOCK_SECONDS, "secret_files": secrets}
     ctx.processes.start(pool.attempt(number), argv, env, pool.work, locks=locks, about=about, user=user)
     pool.process = ProcessState("starting")
     pool.used_at = time.monotonic()
@@ -214,8 +206,10 @@ def watch_pools(ctx: Context) -> None:
 
 
 def _watch_pool(ctx: Context, pool: Pool) -> None:
-    """Raises StorageError when the status of its process cannot be read; the pool is judged by its lock till
-    then.
+    """Look at a pool that may be up, and ask it how it is when that is due.
+
+    Raises StorageError when the status of its process cannot be read, in which case the pool is judged by its
+    lock, or something in its directory keeps a process from starting.
     """
     if pool.process.is_up or pool.process.trouble or (pool.process.phase == "absent" and pool.number):
         look_at_process(ctx, pool)
@@ -231,9 +225,7 @@ def _watch_pool(ctx: Context, pool: Pool) -> None:
 
 
 async def refresh(ctx: Context) -> None:
-    """Ask all pools that are up, unless they said something just now; those that hang keep nobody waiting for
-    long.
-    """
+    """Ask pools that are up, unless they answered just now; ones that hang delay this only for a moment."""
     for pool in ctx.pools.values():
         look_at_process(ctx, pool)
     since = time.monotonic() - _FRESH_SECONDS
@@ -254,11 +246,11 @@ async def ask_status(ctx: Context, pool: Pool) -> None:
         active = runs.in_states(ctx.store, *ACTIVE)
         at_work = {(run.name, run.attempt) for run in active} | {(name, 1) for name in ctx.requests.trials}
         tenants = pool.status.tenants if pool.status else []
-        # it closes the slots of drivers that died without closing them
+        # so that the pool closes the slots of drivers that died without closing them
         evicted = [Evict(t.run, t.attempt) for t in tenants if (t.run, t.attempt) not in at_work]
         call = partial(_call_status, ctx, pool, evicted, opened)
         try:
-            async with asyncio.timeout(3 * ANSWER_SECONDS):  # a pool of a user's may drip its answer
+            async with asyncio.timeout(3 * ANSWER_SECONDS):  # a user's pool may answer byte by byte
                 status = await ctx.users.polls.do(pool.setup.owner, call)
             if pool.process.phase == "alive":
                 first = pool.status is None
@@ -289,18 +281,17 @@ def timeout_of(ctx: Context, pool: Pool) -> float:
     devices or it has quiet hours, none when a user reserved one or a run that had it yields to somebody.
     """
     if pool.is_waiting:
-        return 0.0  # it asks for nodes that nobody wants any more
+        return 0.0  # it asks for nodes that no run needs any more
     aside = [ctx.gpus.set_aside[name] for name in pool.names if name in ctx.gpus.set_aside]
-    if pool.id in ctx.gpus.in_the_way or any(one.reserved for one in aside):
+    if pool.id in ctx.gpus.in_the_way or any(reason.reserved for reason in aside):
         return 0.0
     uuids = {device.uuid for device in ctx.gpus.devices if device.uuid}
     if uuids and time.monotonic() - ctx.gpus.notes.looked_at > LOOK_SECONDS:
         ctx.gpus.notes.looked_at = time.monotonic()
         ctx.gpus.notes.others = wanted_by_others(ctx.home.root, uuids)
-    is_wanted = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
-    is_wanted = is_wanted or bool(aside)
+    is_awaited = any(device.uuid in ctx.gpus.notes.others for device in devices_of(ctx, pool))
     usual = _usual_timeout(ctx, pool)
-    return min(usual, ctx.config.queue.idle_timeout_wanted) if is_wanted else usual
+    return min(usual, ctx.config.queue.idle_timeout_wanted) if is_awaited or aside else usual
 
 
 def _usual_timeout(ctx: Context, pool: Pool) -> float:
@@ -315,7 +306,7 @@ def devices_of(ctx: Context, pool: Pool) -> list[Device]:
 
 
 def put_away_pools(ctx: Context) -> None:
-    """Stop pools that were idle for too long, and see to it that those that were asked to stop do."""
+    """Stop pools that were idle for too long, and insist where a pool was asked to stop."""
     active = runs.in_states(ctx.store, *ACTIVE)
     busy = {pool.id for pool in ctx.pools.values() if pool.serves} | {run.pool for run in active}
 
@@ -337,11 +328,11 @@ def stop_pool(ctx: Context, pool: Pool) -> None:
         pool.stop_asked = time.monotonic()
         log.info("pool %s: stopping", pool.id)
         _note(ctx, pool)
-        ctx.spawn(have_done(ctx, pool, "shutdown"))
+        ctx.spawn(command(ctx, pool, "shutdown"))
 
 
 async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
-    """Stop them, and wait until they are gone or nothing more can be done about them."""
+    """Stop pools, and wait until they are gone or nothing more can be done about them."""
     for pool in pools:
         stop_pool(ctx, pool)
     deadline = time.monotonic() + ctx.patience.pool_term + _KILLED_SECONDS
@@ -353,8 +344,8 @@ async def end_pools(ctx: Context, pools: Sequence[Pool]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def have_done(ctx: Context, pool: Pool, verb: str) -> None:
-    """Have a pool do what takes it no time; one that does not answer is only logged."""
+async def command(ctx: Context, pool: Pool, verb: str) -> None:
+    """Have a pool do a verb that takes it no time; one that does not answer is only logged."""
 
     def call() -> None:
         with connection_to(ctx, pool, ANSWER_SECONDS, STATUS_BYTES) as connection:
@@ -379,37 +370,28 @@ def _insist(ctx: Context, pool: Pool, seconds: float) -> None:
 
 
 def _note(ctx: Context, pool: Pool) -> None:
-    """Write down in the store what the pool does now; a pool without a process has no row."""
+    """Write the state of the pool to the database; a pool without a process has no row."""
     ctx.serving.served += 1
     if not pool.process.is_up:
         rows.remove(ctx.store, pool.id)
         return
     setup = pool.setup
-    columns = {
-        "state": pool.state,
-        "model": setup.model,
-        "mode": setup.mode,
-        "device": (*pool.holds, pool.where)[0],
-    }
+    device = (*pool.holds, pool.where)[0]
+    columns = {"state": pool.state, "model": setup.model, "mode": setup.mode, "device": device}
     rows.upsert(ctx.store, pool.id, **columns, pid=pool.process.pid, attempt=pool.number, key=setup.key)
 
 
 async def _clear_up(ctx: Context, pool: Pool) -> None:
-    """Clear up after a pool that is over: nothing else removes what a killed pool leaves behind.
-
-    It is done as the pool's own user: the files that the pool left decide what is killed and removed.
-    """
+    """Remove what a killed pool leaves behind, with the rights of the pool's user: its files decide what."""
     user = ctx.user(pool.setup.owner)
     try:
         if user is None:
             await asyncio.to_thread(leftovers.clean_leftovers, pool.work)
             return
+        argv = user.command([*_CLEAN_UP, str(pool.work)], pool.work)
+        env = {**user.environment, **ctx.processes.commands.environment(ctx.home)}
         process = await asyncio.create_subprocess_exec(
-            *user.command([*_CLEAN_UP, str(pool.work)], pool.work),
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            env={**user.environment, **ctx.processes.commands.environment(ctx.home)},
+            *argv, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=env
         )
         await process.wait()
     except OSError as error:

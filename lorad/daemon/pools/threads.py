@@ -1,5 +1,4 @@
-"""The runtime of pools, as the daemon decides it, and what a run keeps of it: `runtime.json` in the run's
-directory.
+"""Choose the threads of pools, and keep those of a run in `runtime.json` in its directory.
 
 A deterministic run has the threads of its first attempt in all attempts: N steps, a kill, a resume under
 another load and M steps are N + M steps bit for bit. The file is on disk before the first attempt begins.
@@ -26,7 +25,7 @@ UNKNOWN = Decision("run", "as the run had that it was made for")
 class _Kept(Struct, frozen=True):
     """The content of `runtime.json`: the threads of a run, and why so many.
 
-    A run that is not deterministic has those of its newest attempt there.
+    In the file of a run that is not deterministic are those of its newest attempt.
     """
 
     threads: int
@@ -36,14 +35,14 @@ class _Kept(Struct, frozen=True):
 def threads_of(
     ctx: Context, run: RunRow, spec: Spec, parameters: int, kinds: Iterable[str]
 ) -> dict[str, tuple[int, Decision]]:
-    """Choose the threads of a run's next attempt on each kind of device, and why so many.
+    """Choose the threads of a run's next attempt on each kind of device, and say why so many.
 
-    parameters: how many the model has.
+    parameters: the number of parameters of the model.
 
     Raises StorageError when the run's file is damaged.
     """
     machine = ctx.gpus.machine()
-    fixed = None  # else as many as the first attempt had
+    fixed = None  # as many as the first attempt had, where the run is deterministic
     if spec.deterministic is not False:
         pool = ctx.pools.get(run.pool or "")
         kept = _read_kept(run)
@@ -54,19 +53,13 @@ def threads_of(
 
 
 def keep_runtime(ctx: Context, run: RunRow, threads: int, why: Decision) -> None:
-    """Write down the threads of an attempt; warn when the machine is too small by now for those of the first
-    one.
-    """
+    """Write down the threads of an attempt; warn when this machine is too small for the first one."""
     if why.source != "run" or _read_kept(run) is None:
         write_json(run.dir.root / FILE, msgspec.to_builtins(_Kept(threads, why)))
     if why.source == "run" and threads > (usable := ctx.gpus.machine().usable):
-        message = (
-            f"this run computes with {threads} threads since its first attempt, and only {usable} can "
-            "run here"
-        )
-        events.append(
-            ctx.store, run.name, "warning", {"message": f"{message}: slower, with the same results"}
-        )
+        since = f"this run computes with {threads} threads since its first attempt"
+        message = f"{since}, and only {usable} can run here: slower, with the same results"
+        events.append(ctx.store, run.name, "warning", {"message": message})
 
 
 def why_threads(run: RunRow) -> Decision:
@@ -75,15 +68,12 @@ def why_threads(run: RunRow) -> Decision:
 
 
 def _read_kept(run: RunRow) -> _Kept | None:
-    """Raises StorageError when it cannot be read."""
+    """Read the file of a run; None where it has none. Raises StorageError."""
     path = run.dir.root / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Kept)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        hint = (
-            "Remove it: the run then computes with as many threads as its pool has. Or put a backup in "
-            "its place."
-        )
-        raise unreadable(path, error, hint) from error
+        hint = "Remove it: the run then computes with as many threads as its pool has."
+        raise unreadable(path, error, f"{hint} Or put a backup in its place.") from error

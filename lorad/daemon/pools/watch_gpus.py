@@ -1,4 +1,4 @@
-"""Who computes on GPUs beside this daemon's pools."""
+"""Watch who computes on GPUs beside this daemon's pools."""
 
 import asyncio
 import logging
@@ -26,22 +26,23 @@ def look(ctx: Context) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        ctx.gpus.sights.seen = read_all(gpus, _ours(ctx))
+        sights.seen = read_all(gpus, _own_marks(ctx))
         return
-    ctx.gpus.sights.since = time.monotonic()
-    ctx.gpus.sights.done.clear()
+    sights.since = time.monotonic()
+    sights.done.clear()
     ctx.spawn(_observe(ctx, gpus))
 
 
 async def _observe(ctx: Context, gpus: list[Device]) -> None:
+    sights = ctx.gpus.sights
     try:
-        ctx.gpus.sights.seen = await asyncio.to_thread(read_all, gpus, _ours(ctx))
+        sights.seen = await asyncio.to_thread(read_all, gpus, _own_marks(ctx))
     except Exception as error:  # the bindings may not fit the driver
         log.exception("NVML")
-        ctx.gpus.sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
+        sights.seen = {device.uuid: Sight(time.monotonic(), lost=repr(error)) for device in gpus}
     finally:
-        ctx.gpus.sights.since = None
-        ctx.gpus.sights.done.set()
+        sights.since = None
+        sights.done.set()
         ctx.loop.poke()
 
 
@@ -63,17 +64,15 @@ def keep_history(ctx: Context) -> None:
 
 
 def sight_of_cpu(seconds: float | None) -> Sight:
-    """Measure the memory and the load of the whole machine, over so many seconds; None: since the last time,
-    at once.
-    """
+    """Measure memory and load of the machine over some seconds; None: since the last time, at once."""
     memory = psutil.virtual_memory()
     return Sight(0.0, memory.total - memory.available, psutil.cpu_percent(seconds) / 100)
 
 
 def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:
-    """Look, and say by name on which devices nothing can be placed though they may not be locked, and why.
+    """Look at the GPUs, and say by name why nothing can be placed on some, though they may not be locked.
 
-    The flag: the next look may clear it.
+    The flag says that the next look may clear it.
     """
     look(ctx)
     reasons: dict[str, tuple[str, bool]] = {}
@@ -90,7 +89,8 @@ def occupied(ctx: Context) -> dict[str, tuple[str, bool]]:
     return {name: reason for name, reason in reasons.items() if reason[0]}
 
 
-def _ours(ctx: Context) -> Ours:
+def _own_marks(ctx: Context) -> Ours:
+    """Describe what shows that a process is one of this daemon's."""
     up = [pool for pool in ctx.pools.values() if pool.process.is_up]
     statuses = [read_status(pool.attempt()) or {} for pool in up]
     pids = [status[key] for status in statuses for key in ("pid", "shim_pid") if status.get(key)]

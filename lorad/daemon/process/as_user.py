@@ -1,9 +1,8 @@
-"""Files as another user opens them: the identity that the kernel asks for at each path, of one thread, for a
-while.
+"""Let one thread open files as another user for a while.
 
-`setfsuid` and `setfsgid` (Linux) change what this thread may open and whose its new files are, and nothing
-that other processes could use against it; the C library's `setgroups` would change all threads, so the system
-call is made here. Capabilities that pass over the mode of files are laid aside meanwhile, as a daemon that is
+`setfsuid` and `setfsgid` (Linux) change what this thread may open and who owns its new files, and nothing
+that other processes could use against it. The C library's `setgroups` would change all threads, so the system
+call is made here. Capabilities that override the mode of files are laid aside meanwhile, as a daemon that is
 not root keeps them.
 """
 
@@ -20,7 +19,7 @@ from lorad.daemon.process.users import User
 
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159}
 _CAPABILITIES_V3 = 0x20080522
-_KEPT = 1 << 6 | 1 << 7  # CAP_SETGID and CAP_SETUID: the way back
+_WAY_BACK = 1 << 6 | 1 << 7  # CAP_SETGID and CAP_SETUID
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _now = threading.local()
@@ -41,24 +40,21 @@ def as_user(user: User | None) -> Iterator[None]:
     groups = os.getgroups()
     gid = os.getegid()
     uid = os.geteuid()
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-    data = (ctypes.c_uint32 * 6)()  # the effective, permitted and inheritable ones of this thread
-    _checked(_libc.capget(header, data))
-    effective, permitted, inheritable = (a | b << 32 for a, b in zip(data[:3], data[3:], strict=True))
-    powers = (effective, permitted, inheritable)
+    powers = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their high halves
+    _checked(_libc.capget((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), powers))
     _now.uid = user.uid
     try:
         _set_groups(user.groups)
         _set_fs(_libc.setfsgid, user.gid)
         _set_fs(_libc.setfsuid, user.uid)
-        _set_capabilities(powers, effective=powers[0] & _KEPT)
+        _set_capabilities(powers, _WAY_BACK)
         yield
     finally:
-        _set_capabilities(powers, effective=powers[0] & _KEPT)
+        _set_capabilities(powers, _WAY_BACK)
         _set_fs(_libc.setfsuid, uid)
         _set_fs(_libc.setfsgid, gid)
         _set_groups(tuple(groups))
-        _set_capabilities(powers, effective=powers[0])
+        _set_capabilities(powers, ~0)
         _now.uid = None
 
 
@@ -71,20 +67,18 @@ def _set_groups(groups: tuple[int, ...]) -> None:
 
 
 def _set_fs(change: ctypes._NamedFuncPointer, number: int) -> None:
-    """Change the user or group for files, and check it: setfsuid and setfsgid report no failure, only the old
-    value.
-    """
+    """Change the user or group for files, and check it, as setfsuid and setfsgid report no failure."""
     change(ctypes.c_uint32(number))
     if change(ctypes.c_uint32(0xFFFFFFFF)) & 0xFFFFFFFF != number:
         raise PermissionError(1, f"this daemon may not act as user or group {number}")
 
 
-def _set_capabilities(powers: tuple[int, int, int], *, effective: int) -> None:
-    """Keep the capabilities of `powers` but make only `effective` effective."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
-    sets = (effective, *powers[1:])
-    data = (ctypes.c_uint32 * 6)(*(part & 0xFFFFFFFF for part in sets), *(part >> 32 for part in sets))
-    _checked(_libc.capset(header, data))
+def _set_capabilities(powers: ctypes.Array[ctypes.c_uint32], mask: int) -> None:
+    """Give this thread the `powers` that capget reported, of which only those in `mask` are effective."""
+    low = powers[0] & mask
+    high = powers[3] & mask >> 32
+    sets = (ctypes.c_uint32 * 6)(low, *powers[1:3], high, *powers[4:])
+    _checked(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), sets))
 
 
 def _checked(result: int) -> None:

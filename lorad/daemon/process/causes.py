@@ -1,8 +1,7 @@
-"""What an end means, from what was seen of it: one sentence, and what to do next; `runs/end_clues.py` has the
-clues.
+"""Say in one sentence why a process ended, and what to do next; `runs/end_clues.py` gathers the clues.
 
-A cause is proved by a sign of its own: an error in the log, or the process's own number in the kernel's. What
-only happened meanwhile is named as a possibility.
+A cause counts as proved by a sign of its own: an error in the process's log, or its pid in the kernel's log.
+What only happened meanwhile is named as a possibility.
 """
 
 import re
@@ -39,11 +38,6 @@ class Diagnosis(NamedTuple):
 
     what: str
     advice: str
-
-
-class _Sign(NamedTuple):
-    pattern: re.Pattern[str]
-    diagnosis: Diagnosis
 
 
 _HOST_MEMORY = (
@@ -111,9 +105,9 @@ GPU_BUSY = Diagnosis(
     "resume`.",
 )
 
-# What is more certain comes first. `^(?>.*?A).*B`: both in one line, found in time linear in its length.
+# What is more certain comes first. `^(?>.*?A).*B` finds A and B in one line, in time linear in its length.
 _SIGNS = [
-    _Sign(re.compile(pattern, re.MULTILINE), diagnosis)
+    (re.compile(pattern, re.MULTILINE), diagnosis)
     for pattern, diagnosis in (
         (r"(?i)uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", ECC),
         (r"(?i)fallen off the bus|GPU is lost", OFF_THE_BUS),
@@ -123,10 +117,7 @@ _SIGNS = [
             CUDA_MEMORY,
         ),
         (r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|torch\.OutOfMemoryError", CUDA_MEMORY),
-        (
-            r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left",
-            SHARED_MEMORY,
-        ),
+        (r"^(?>.*?No space left on device).*/dev/shm|^(?>.*?/dev/shm).*No space left", SHARED_MEMORY),
         (r"insufficient shared memory", BUS_ERROR),
         (r"unable to (?:write to|resize|allocate shared memory for) file </torch_", SHARED_MEMORY),
         (r"No space left on device|ENOSPC|\[Errno 28\]|database or disk is full", DISK_FULL),
@@ -148,7 +139,7 @@ _SIGNS = [
         ),
     )
 ]
-# limits that are used up with the same errors
+# Limits that give the same errors when they are used up.
 _OTHER_LIMITS = re.compile(r"inotify|file watchers|\bibv_|locked memory")
 _XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)(?:, pid=(?P<pid>\d+))?")
 _ECC_XIDS = {48, 63, 64, 92, 94, 95}
@@ -160,9 +151,9 @@ _KILLED_CHILD = re.compile(r"SIGKILL|signal 9\b|exit ?code:? -9\b|exited with (?
 def diagnose(clues: Clues) -> Diagnosis | None:
     """Find the cause of an end that was not asked for; None when only the exit itself is known.
 
-    The kernel's log names the pid that it killed for want of memory; without such a line, it may have killed
-    any process of the machine. It has GPU errors by their number (Xid), from NVIDIA's driver: where the
-    process had no error on a GPU, and its pid is not named, the GPU may be somebody else's.
+    The kernel logs the pid that it killed for want of memory; without such a line, it may have killed any
+    process of the machine. NVIDIA's driver logs GPU errors there by their number (Xid): where the process had
+    no error on a GPU, and its pid is not named, the GPU may be somebody else's.
     """
     killed = {int(match[1]) for line in clues.kernel if (match := _OOM_KILL.search(line))}
     text = _last_lines(clues.log)
@@ -191,13 +182,11 @@ def in_words_of(text: str) -> Diagnosis | None:
     """Recognise a known cause in the last lines of a log or in a driver's message."""
     lines = _last_lines(text).split("\n")
     text = "\n".join(line for line in lines if not (SURVIVED.search(line) or _OTHER_LIMITS.search(line)))
-    return next((sign.diagnosis for sign in _SIGNS if sign.pattern.search(text)), None)
+    return next((diagnosis for pattern, diagnosis in _SIGNS if pattern.search(text)), None)
 
 
 def _last_lines(text: str) -> str:
-    """Keep the last lines, and both ends of a long one: user code may print anything, and the event loop
-    reads this.
-    """
+    """Keep the last lines, and both ends of long ones, as user code prints them."""
     lines = text[-_LAST_CHARACTERS:].splitlines()[-LAST_LINES:]
     return "\n".join(
         line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}" for line in lines

@@ -1,9 +1,9 @@
 """The command lines of every process that the daemon starts (tests replace them), and the secrets in its
 environment.
 
-Secrets are stored nowhere else: `secrets` in config.yaml names a file for each variable, and the command of a
-process (`command.json`) names the files again; the shim reads them just before it starts the program. In a
-daemon that several users share each process has the secrets of its user, who alone reads them (`enter.py`).
+Secrets are stored nowhere else: `secrets` in config.yaml names a file for each variable, `command.json` of a
+process names the files again, and the shim reads them just before it starts the program. In a shared daemon
+each process has the secrets of its user, who alone reads them (`enter.py`).
 """
 
 import os
@@ -66,17 +66,13 @@ class Commands:
     def asked_as(
         self, user: User | None, argv: Sequence[str], home: Home
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the whole environment of a process without a shim, which is a user's; None:
-        the daemon's own.
+        """Return the command and the whole environment of a process without a shim.
+
+        user: whose process it is to be; None: the daemon's own.
         """
         if user is None:
             return list(argv), {**os.environ, **self.environment(home)}
         return user.command(argv, Path("/")), {**user.environment, **self.environment(home)}
-
-
-def secret_files(config: Config) -> dict[str, str]:
-    """Name the file of each secret variable, for `command.json`."""
-    return {name: str(path) for name, path in config.secrets.items()}
 
 
 def own_secrets(user: User | None) -> dict[str, str]:
@@ -85,7 +81,7 @@ def own_secrets(user: User | None) -> dict[str, str]:
 
 
 def secrets_of(config: Config, user: User | None) -> dict[str, str]:
-    """Read the value of each secret variable, for a process without a shim. The process of a user reads their
+    """Read the value of each secret variable, for a process without a shim. A user's process reads the user's
     own.
 
     Raises SpecError, whose message does not contain the secret.

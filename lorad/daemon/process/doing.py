@@ -1,8 +1,9 @@
-"""Tells people in words what a process does, and what the daemon does while somebody waits for its answer."""
+"""Tell people in words what a process does, and what the daemon does while somebody waits for its answer."""
 
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from lorad.protocol.heartbeat import phase
 from lorad.text import duration
@@ -10,35 +11,37 @@ from lorad.text import duration
 _SOON = 2.0  # seconds that are not worth mentioning
 
 
+@dataclass
 class Activity:
-    """Words, and since when they are of one phase. Times are of the monotonic clock."""
+    """What somebody is doing, in words, and when that phase of it began. Times are monotonic."""
 
-    def __init__(self, words: str, now: float) -> None:
-        self._words = words
-        self._since = now
+    words: str
+    since: float
 
     def hear(self, words: str, now: float) -> None:
-        if phase(words) != phase(self._words):
-            self._since = now
-        self._words = words
+        if phase(words) != phase(self.words):
+            self.since = now
+        self.words = words
 
     def in_words(self, now: float) -> str:
-        """Say what is being done: how far it is, or else for how long already."""
-        words = self._words
-        seconds = now - self._since
-        is_told = not words or phase(words) != words or seconds < _SOON
-        return words if is_told else f"{words}, {duration(seconds)}"
+        """Say what is being done, and for how long already where the words do not say how far it is."""
+        seconds = now - self.since
+        is_enough = not self.words or phase(self.words) != self.words or seconds < _SOON
+        return self.words if is_enough else f"{self.words}, {duration(seconds)}"
 
 
+@dataclass
 class _Doing:
-    """What a request does at the moment. Any thread may tell."""
+    """What a request is doing at the moment. Any thread may tell it."""
 
-    def __init__(self) -> None:
-        self._activity = Activity("", time.monotonic())
-        self._follows: Callable[[], str] | None = None
+    _activity: Activity = field(default_factory=lambda: Activity("", time.monotonic()))
+    _follows: Callable[[], str] | None = None
 
     def tell(self, words: str, follows: Callable[[], str] | None = None) -> None:
-        """Say what comes next. follows: says more, as soon as it says anything."""
+        """Say what comes next.
+
+        follows: says it in more detail, as soon as it returns anything.
+        """
         self._activity.hear(words, time.monotonic())
         self._follows = follows
 
@@ -58,5 +61,5 @@ def begin_telling() -> _Doing:
 
 
 def doing() -> _Doing:
-    """Return what the present request tells whoever waits for it; nobody hears of any other."""
+    """Return where this request says what it is doing; outside of a request nobody hears of it."""
     return _DOING.get() or _Doing()

@@ -2,9 +2,9 @@
 library only; GROUPS are numbers with commas between them.
 
 It begins with the powers of the daemon and ends without any: no capability, no setuid program that could give
-one back (no_new_privs), no other group. CWD is entered as that user; what they may not enter becomes `/`.
-Where OWN_SECRETS is in the environment, the program gets the secrets of that user, who reads them here: in
-PLACE is a file for each variable.
+one back (no_new_privs), no other group. CWD is entered as that user; where they may not, `/` is used instead.
+Where OWN_SECRETS is in the environment, the program gets the secrets of that user, which are read here with
+the user's rights: PLACE has a file for each variable.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CAPABILITIES_V3 = 0x20080522
 _UMASK = 0o077
 OWN_SECRETS = "LORAD_OWN_SECRETS"
 PLACE = ".config/lorad/secrets"  # in the user's home
-SAID = "lorad: a secret cannot be read: "  # begins what is said where one is not as it should be
+UNREADABLE = "lorad: a secret cannot be read: "  # how the message about a bad file begins
 _MOST = 256  # files that are looked at
 
 
 def main() -> None:
     uid, gid, groups, cwd, *argv = sys.argv[1:]
     has_secrets = bool(os.environ.pop(OWN_SECRETS, ""))
-    if has_secrets:  # before: the user may have no way to lorad
+    if has_secrets:  # imported now, as the user may not be able to read lorad
         sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "../../..")))
         from lorad.daemon.process.shim import read_secret
     libc = ctypes.CDLL(None, use_errno=True)  # what fails from here on raises OSError, and nothing is started
@@ -51,7 +51,7 @@ def main() -> None:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            sys.exit(f"{SAID}{path}: {error.strerror}")
+            sys.exit(f"{UNREADABLE}{path}: {error.strerror}")
     try:
         os.chdir(cwd)
     except OSError:

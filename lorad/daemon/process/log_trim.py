@@ -1,9 +1,8 @@
-"""Keep the logs of live processes small: the newer half of a log that became too large stays, in the same
-file.
+"""Keep the logs of live processes small: the older half of a log that became too large is cut away.
 
-Its writers append to it meanwhile. Where the filesystem can take a range out of a file, none of their bytes
-is lost; elsewhere those of an instant are. The file then begins with a line that says how much was cut in
-all, so that byte offsets stay valid: see `api/verbs/logs.py`.
+The file stays the same, and its writers append to it meanwhile. Where the filesystem can take a range out of
+a file, none of their bytes is lost; elsewhere those of an instant are. The file then begins with a line that
+says how much was cut in all, so that byte offsets stay valid: see `api/verbs/logs.py`.
 """
 
 import contextlib
@@ -27,6 +26,7 @@ _MARK_BYTES = 80
 
 
 def cut_all(attempts: list[AttemptDir], limit: int) -> None:
+    """Cut every log of these attempts that is larger than `limit` bytes."""
     for path in (path for attempt in attempts for path in logs_of(attempt)):
         try:
             if cut(path, limit):
@@ -61,7 +61,7 @@ def open_log(path: Path, flags: int) -> int | None:
 
 
 def cut(path: Path, limit: int) -> bool:
-    """Take the older half away when the log is larger than `limit` bytes; whether it was. Raises OSError."""
+    """Cut the older half of a log of more than `limit` bytes away; return whether it was. Raises OSError."""
     fd = open_log(path, os.O_RDWR)
     if fd is None:
         return False
@@ -78,7 +78,7 @@ def cut(path: Path, limit: int) -> bool:
             while data := os.pread(fd, _CHUNK, gone + done):
                 done += os.pwrite(fd, data, done)
             os.ftruncate(fd, done)
-        # over the first bytes of what stays: offsets are as before, less what was cut
+        # written over the first bytes of what stays, so that offsets are as before, less what was cut
         mark = f"[lorad] {before + gone} bytes of this log were cut before here".encode()
         os.pwrite(fd, mark.ljust(_MARK_BYTES - 1, b".") + b"\n", 0)
         return True

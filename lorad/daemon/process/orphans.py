@@ -1,7 +1,7 @@
 """Find and end processes that a shim started and that outlived their attempt.
 
-They are known by LORAD_ATTEMPT in their environment. A process that gives itself another title writes over
-that; it is known by its stdout or stderr, a log of the attempt.
+They are recognised by LORAD_ATTEMPT in their environment. A process that gives itself another title writes
+over that; it is recognised by its stdout or stderr, a log of the attempt.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.box import config
@@ -88,26 +87,15 @@ def _roots_of(home: Home) -> list[Path]:
 
 
 def _attempt_of(pid: int, roots: list[Path]) -> AttemptDir | None:
-    """Find the attempt of these homes that started a process; None for others, and where that cannot be
-    read.
-    """
-    for path in _said_by(pid):
-        if path and path.parent.name == "attempts" and any(root in path.parents for root in roots):
-            return AttemptDir(path)
-    return None
-
-
-def _said_by(pid: int) -> Iterator[Path | None]:
-    """Yield the places that may name a process's attempt, one by one. Mostly its environment does."""
+    """Find the attempt of these homes that started a process; None where none did, or that cannot be read."""
+    paths: list[Path] = []
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        mark = next((variable for variable in variables if variable.startswith(_MARK)), None)
-        if mark is not None:
-            yield Path(os.fsdecode(mark[len(_MARK) :])).resolve()
-            return
-    for fd in ("1", "2"):
+        marks = [variable for variable in variables if variable.startswith(_MARK)]
+        paths = [Path(os.fsdecode(mark[len(_MARK) :])).resolve() for mark in marks[:1]]
+    for fd in ("1", "2") if not paths else ():
         with contextlib.suppress(OSError):
             parents = Path(os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(" (deleted)")).parents
-            yield next(
-                (path for path in parents if path.name.isdigit() and path.parent.name == "attempts"), None
-            )
+            paths += [path for path in parents if path.name.isdigit() and path.parent.name == "attempts"][:1]
+    named = (path for path in paths if path.parent.name == "attempts")
+    return next((AttemptDir(path) for path in named if any(root in path.parents for root in roots)), None)

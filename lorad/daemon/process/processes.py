@@ -30,7 +30,8 @@ from lorad.daemon.process.users import User
 from lorad.files import write_whole
 
 SHIM = [sys.executable, "-I", "-S", str(Path(shim.__file__))]
-_HEALTHY = re.compile(r"\S+ \S+ (?:INFO|DEBUG) |step \d+/\d+  ")  # of a logger, or of a driver after a step
+# a line of a logger, or of a driver after a step
+_HEALTHY = re.compile(r"\S+ \S+ (?:INFO|DEBUG) |step \d+/\d+  ")
 _ERROR = re.compile(r"(?i)(?:error|exception)\b|\b(?:fatal|critical|aborted|panic)\b")
 _SEEN_SECONDS = 2.0
 DAMAGED = (
@@ -41,7 +42,7 @@ _seen: dict[Path, tuple[float, dict[str, Any] | None]] = {}  # attempts whose st
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What is known of one process life.
+    """What is known of one life of a process.
 
     phase: `absent` (never started), `starting` (its shim is at work), `alive`, `exited` (exit_code or signal
         is known), or `vanished` (it is gone, or can never start; its exit is unknown).
@@ -90,10 +91,10 @@ class Processes:
         self.doing: dict[str, str] = {}
         self.put_down: set[AttemptDir] = set()
         self.looked_at = 0.0
-        self._shims: dict[Path, int] = {}  # the pids of the shims that this daemon started; 0: it is over
+        self._shims: dict[Path, int] = {}  # the pid of each shim that this daemon started, 0 once it is over
 
     def in_words(self, attempt: AttemptDir) -> str:
-        """Say what a process tells people that it is doing; "" where it says nothing."""
+        """Say what a process is doing, by its own words; "" where it says nothing."""
         pulse = self.pulses.get(attempt)
         return "" if pulse is None else pulse.activity.in_words(time.monotonic())
 
@@ -111,20 +112,17 @@ class Processes:
         """Start a process in a fresh attempt directory; `inspect` finds out what becomes of it.
 
         env: what is added to the daemon's environment; None removes a name.
+        locks: files that the process holds locked for its life.
+        about: further entries of `command.json`.
         user: whose process it is to be, with nothing of the daemon's environment; the directory was made for
             them.
 
         Raises OSError when the shim cannot be started.
         """
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = {
-            "argv": list(argv),
-            "env": dict(env),
-            "cwd": str(cwd),
-            "locks": [str(path) for path in locks],
-        }
+        command = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "locks": [*map(str, locks)]}
         if user is not None:
-            # only names of what stays as it is: a value may be a secret
+            # variables that stay as they are are only named, as a value may be a secret
             kept = [key for key, value in user.environment.items() if os.environ.get(key) == value]
             own = {key: value for key, value in user.environment.items() if key not in kept}
             command |= {"argv": user.command(argv, cwd), "env": {**own, **env}, "cwd": "/", "kept": kept}
@@ -136,7 +134,7 @@ class Processes:
 
         Once this daemon's shim for it failed, nothing ever starts there.
         """
-        ours = attempt.root in self._shims
+        is_own = attempt.root in self._shims
         shim_lives = self._shim_lives(attempt)
         status, trouble = _look_at_status(attempt)
         if trouble:
@@ -147,7 +145,7 @@ class Processes:
         if status is None:
             if shim_lives or is_locked(attempt):
                 return ProcessState("starting")
-            if not ours:
+            if not is_own:
                 return ProcessState("absent")
             condemn(attempt)
             status = read_status(attempt)
@@ -161,9 +159,7 @@ class Processes:
         return child_of(status).signal(number)
 
     def kill_group(self, attempt: AttemptDir) -> bool:
-        """Send SIGKILL to the process and all of its group; False when it is not there. Its shim lives on and
-        records the end.
-        """
+        """Send SIGKILL to the process and its group; its shim records the end. False when it is gone."""
         status = read_status(attempt)
         if status is None or not child_of(status).is_alive:
             return False
@@ -218,10 +214,7 @@ def judge(attempt: AttemptDir, status: dict[str, Any]) -> ProcessState:
 
 
 def is_locked(attempt: AttemptDir) -> bool:
-    """Check whether the shim or the process lives.
-
-    A lock that cannot be read counts as held: nothing is deleted then.
-    """
+    """Check whether the shim or the process lives. A lock that cannot be read counts: nothing is deleted."""
     try:
         with open(attempt.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -263,9 +256,7 @@ class _Status(Struct):
 
 
 def read_status(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Read the status that the shim wrote, or what /proc shows of a shim that lives; None when there is
-    neither.
-    """
+    """Read the status that the shim wrote, or what /proc shows of a living shim; None without either."""
     return _look_at_status(attempt)[0]
 
 
@@ -296,9 +287,7 @@ def _look_at_status(attempt: AttemptDir) -> tuple[dict[str, Any] | None, str]:
 
 
 def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Search all processes for a shim of the attempt, by its command line, and tell the status that it would
-    write; None when none lives.
-    """
+    """Find a living shim of the attempt among all processes, and return the status that it would write."""
     command = [part.encode() for part in (*SHIM[1:], str(attempt.root))]
     for pid in pids():
         with contextlib.suppress(OSError, ValueError):
@@ -309,13 +298,10 @@ def _look_in_proc(attempt: AttemptDir) -> dict[str, Any] | None:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             for child in map(int, children):
                 if os.getsid(child) == child:  # orphans that the shim adopted lead no session, or came later
-                    parent = Identity.of(pid)
-                    status = dict.fromkeys(_Status.__struct_fields__) | {
-                        "locked": False,
-                        "boot_id": boot_id(),
-                    }
-                    status |= {"shim_pid": parent.pid, "shim_start_time": parent.start}
-                    return status | {"pid": child, "start_time": Identity.of(child).start}
+                    status = dict.fromkeys(_Status.__struct_fields__) | {"locked": False}
+                    status |= {"shim_pid": pid, "shim_start_time": Identity.of(pid).start}
+                    status |= {"pid": child, "start_time": Identity.of(child).start}
+                    return status | {"boot_id": boot_id()}
     return None
 
 
@@ -329,12 +315,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def child_of(status: dict[str, Any]) -> Identity:
-    """Tell which process a status is of; nobody where none was ever started."""
+    """Name the process that a status describes; one that never lives where none was ever started."""
     return Identity(status["boot_id"], status["pid"] or 0, status["start_time"] or 0)
 
 
 def shim_of(status: dict[str, Any]) -> Identity:
-    """Tell which process the shim of a status is; nobody where none was ever started."""
+    """Name the shim of the process that a status describes, likewise."""
     return Identity(status["boot_id"], status["shim_pid"] or 0, status["shim_start_time"] or 0)
 
 
@@ -347,15 +333,16 @@ def attempts_under(parent: Path) -> Iterator[AttemptDir]:
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Put a small JSON file in place, whole and on disk; what a process of this boot alone reads need not be
-    durable.
+    """Put a small JSON file in place as a whole.
+
+    durable: it is on disk when this returns; what only a process of this boot reads need not be.
     """
     write_whole(path, json.dumps(data).encode(), durable=durable)
 
 
 def log_end(path: Path, lines: int = 1) -> str:
-    """Say what a log has of why its process ended: its last lines down to the last error, without what a
-    process says that is well, or that it left no error, and its last line; "" for an empty log.
+    """Quote from a log why its process ended: the last lines down to the last error, without those of a
+    healthy process. Where there is no error, say so, and quote the last line; "" for an empty log.
     """
     try:
         with path.open("rb") as file:

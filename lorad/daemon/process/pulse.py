@@ -1,4 +1,4 @@
-"""Told from heartbeats: which process hangs, which one is stuck, and which one is only slow."""
+"""Tell by heartbeats which process hangs, which one is stuck, and which one is only slow."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ _LEAST_GAP = 5.0  # seconds between two looks after which the daemon itself may 
 
 @dataclass
 class Pulse:
-    """What was seen of one process.
+    """The heartbeats that were seen of one process.
 
     Times are of the daemon's own monotonic clock, so that a process is not blamed when the clock is set or
     the machine sleeps.
@@ -19,7 +19,7 @@ class Pulse:
     beat_at: when it last showed another beat.
     got_on_at: when it last showed progress, or had nothing to do.
     doubted: an earlier daemon was about to kill it.
-    activity: what it tells people that it does.
+    activity: what it is doing, in its own words.
     """
 
     beat: Beat
@@ -42,7 +42,7 @@ class Pulse:
         self.beat_at = now
 
     def begin_again(self, now: float) -> None:
-        """Give it as much time as in the beginning: whoever watched it was away."""
+        """Give it as much time as in the beginning, as whoever watched it was away."""
         self.beat_at = self.got_on_at = now
 
     def trouble(self, now: float, limits: Supervision) -> str:
@@ -55,7 +55,5 @@ class Pulse:
 
 
 def was_away(before: float, now: float, limits: Supervision) -> bool:
-    """Check whether there was so long between two looks that those who were looked at may have
-    slept as well.
-    """
+    """Check whether so much time lies between two looks that the processes may have slept as well."""
     return now - before > max(_LEAST_GAP, limits.hang / 2)

@@ -1,5 +1,5 @@
-"""What a daemon for several users needs: powers, a home that others may pass through, a lorad that all may
-run.
+"""Check what a daemon for several users needs: powers, a home that others may pass through, and a lorad that
+everybody may run.
 """
 
 import os
@@ -23,8 +23,10 @@ _UMASK = 0o077
 
 
 def prepare_shared(home: Home) -> None:
-    """Raises NotAllowed, with what to do about it, when this process cannot serve other users from there, or
-    their processes cannot get at the interpreter or at lorad.
+    """Make the home fit for several users.
+
+    Raises NotAllowed when this process cannot serve other users from there, or their processes cannot reach
+    the interpreter or lorad.
     """
     _refuse_powerless()
     for path in (Path(sys.executable), Path(sys.base_prefix), Path(__file__)):
@@ -43,10 +45,8 @@ def prepare_shared(home: Home) -> None:
         status = place.stat()
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in (0, os.geteuid()) or others_write:
-            raise NotAllowed(
-                f"{place} belongs to somebody who is not the daemon, or may be changed by others",
-                hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.",
-            )
+            problem = f"{place} belongs to somebody who is not the daemon, or may be changed by others"
+            raise NotAllowed(problem, hint="Set LORAD_HOME to a directory of root's, as /var/lib/lorad.")
         if not status.st_mode & stat.S_IXOTH:
             raise NotAllowed(
                 f"other users cannot get to {home.root}: {place} is closed to them",
@@ -55,9 +55,8 @@ def prepare_shared(home: Home) -> None:
             )
     longest = home.root / "pools" / f"{'x' * 32}-1000" / "work" / "pool.sock"
     if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT:
-        raise NotAllowed(
-            f"{home.root} is too long a path for sockets", hint="Set LORAD_HOME to a shorter one."
-        )
+        hint = "Set LORAD_HOME to a shorter one."
+        raise NotAllowed(f"{home.root} is too long a path for sockets", hint=hint)
     passable(home.runs, home.pools, home.gateway)
     home.daemon_log.parent.mkdir(exist_ok=True, mode=0o700)
     home.daemon_log.parent.chmod(0o700)
@@ -74,21 +73,17 @@ def _refuse_powerless() -> None:
     if not lacking:
         return
     if os.geteuid() == 0:
-        hint = (
-            "Root without them is that of a container: start that with --cap-add "
-            f"{' --cap-add '.join(lacking)}."
-        )
+        options = " --cap-add ".join(lacking)
+        hint = f"Root without them is that of a container: start that with --cap-add {options}."
     else:
-        hint = (
-            "Run it as root, or as a service user of systemd with\n"
-            f"  AmbientCapabilities={' '.join(_POWERS.values())}\n"
-            "Without --system, every user has a daemon of their own, which needs none of that."
-        )
+        service = f"a service user of systemd with\n  AmbientCapabilities={' '.join(_POWERS.values())}\n"
+        alone = "Without --system, every user has a daemon of their own, which needs none of that."
+        hint = f"Run it as root, or as {service}{alone}"
     raise NotAllowed(f"a shared daemon lacks {', '.join(lacking)}", hint=hint)
 
 
 def closed_part(path: Path) -> Path | None:
-    """Find the first directory on the way to `path`, or itself, that others may not pass or read."""
+    """Find the first part of `path` that others may not pass or, if it is a file, not read."""
     for place in (*reversed(path.parents), path):
         needed = stat.S_IROTH if place.is_file() else stat.S_IXOTH
         if not place.stat().st_mode & needed:

@@ -1,7 +1,7 @@
 """Who uses the daemon, and how it acts for them: one user alone, or every user of the machine.
 
-What differs between the two stands here, and the rest of the daemon asks without knowing which it is; where
-only a shared daemon has something to do, `shared` says so.
+What differs between the two stands here, and the rest of the daemon asks without knowing which kind it is.
+Where only a shared daemon has something to do, it asks `shared`.
 """
 
 import asyncio
@@ -20,12 +20,14 @@ T = TypeVar("T")
 
 
 class Users:
-    """The users of a daemon, and what is under way for each of them: here one user, who may do everything
-    and whose files and processes are the daemon's own.
+    """The users of a daemon, and what is under way for each of them.
+
+    In this class it is one user, who may do everything and whose files and processes are the daemon's own.
 
     shared: several users share this daemon; each owner of what is served has a gateway of their own.
     socket_mode: the mode of the socket on which it answers.
-    polls: short questions to pools, which do not wait behind long ones.
+    hands: threads in which a shared daemon does the work of requests.
+    polls: threads for short questions to pools, which do not wait behind long ones.
     checks: checks of specs.
     asks: requests for completions, each of which has a process.
     """
@@ -34,12 +36,13 @@ class Users:
     socket_mode: ClassVar[int] = 0o600
 
     def __init__(self) -> None:
+        self.hands = Hands()
         self.polls = Hands()
         self.checks = UserTurns("checks of specs", at_once=4, most=32)
         self.asks = UserTurns("requests for completions", at_once=8, most=64)
 
     def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
-        """Find the user whose files and processes those of `uid` are to be; None: the daemon's own user.
+        """Find the user who is to own what is made for `uid`; None: the daemon's own user.
 
         allowed: further variables of the daemon that the user's processes inherit.
         """
@@ -55,10 +58,8 @@ class Users:
     def refuse_stranger(self, uid: int) -> None:
         """Raises NotAllowed for a user who may not connect at all."""
         if uid not in (0, os.getuid()):
-            raise NotAllowed(
-                f"this daemon belongs to uid {os.getuid()}, you are uid {uid}",
-                hint="Use a LORAD_HOME of your own; every user has a daemon of their own.",
-            )
+            hint = "Use a LORAD_HOME of your own; every user has a daemon of their own."
+            raise NotAllowed(f"this daemon belongs to uid {os.getuid()}, you are uid {uid}", hint=hint)
 
     def is_admin(self, caller: Caller, sharing: Sharing) -> bool:
         """Check whether the caller may do everything."""
@@ -79,15 +80,11 @@ class SharedBox(Users):
     shared = True
     socket_mode = 0o666
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._hands = Hands()
-
     def user(self, uid: int, allowed: Sequence[str] = ()) -> User | None:
         return user_of(uid, allowed)
 
     async def in_thread(self, uid: int, work: Callable[[], T]) -> T:
-        return await self._hands.do(uid, work)
+        return await self.hands.do(uid, work)
 
     def refuse_stranger(self, uid: int) -> None:
         """Refuse nobody: each request names the access that it needs."""

@@ -111,9 +111,7 @@ def _live(root: str, command: dict[str, Any], locks: list[int]) -> int:
 
 
 def _become(command: dict[str, Any], gate: int) -> None:
-    """Become the program: a session of its own, clean signals, then exec. Runs in the child; it execs only
-    after the gate's byte.
-    """
+    """Become the program, after the byte of the gate: a session of its own, clean signals, then exec."""
     try:
         os.setsid()
         for number in (*_FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
@@ -135,10 +133,7 @@ def _become(command: dict[str, Any], gate: int) -> None:
 
 
 def read_secret(path: str) -> str:
-    """Read a file of this user's that no other user can read, without white space around it.
-
-    Raises OSError.
-    """
+    """Read a file that only this user can read, without white space around it. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -240,9 +235,7 @@ def died(code: int, lived: float) -> dict[str, Any]:
 
 
 def oom_kills() -> int | None:
-    """Read how many processes this kernel has killed for want of memory;
-    None where it does not count them.
-    """
+    """Read how many processes this kernel has killed for want of memory; None where it does not count."""
     try:
         with open("/proc/vmstat", "rb") as file:
             return int(file.read().partition(b"\noom_kill ")[2].split()[0])

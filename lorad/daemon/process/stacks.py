@@ -1,16 +1,14 @@
-"""Write where a hung process and its descendants are right now into its log, where py-spy is installed."""
+"""Write the stacks of a hung process and of its descendants into its log, where py-spy is installed."""
 
 import contextlib
 import os
-import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 
 from lorad.box.paths import AttemptDir
+from lorad.children.stacks import spy
 from lorad.daemon.process.processes import read_status
 
 _DUMP_SECONDS = 5.0
@@ -20,13 +18,13 @@ _BYTES = 1 << 16  # kept of one dump
 
 
 def dump_stacks(attempt: AttemptDir) -> None:
-    """Append the stacks to the log of the process; takes _ALL_SECONDS at most.
+    """Append the stacks to the log of the process. It takes _ALL_SECONDS at most.
 
-    Nothing happens without py-spy, which does not stop the processes, as they may be stopped already.
+    py-spy does not stop the processes, as they may be stopped already; without py-spy nothing happens.
     """
-    spy = py_spy()
+    spy_path = spy()
     status = read_status(attempt)
-    if spy is None or status is None or status["pid"] is None:
+    if spy_path is None or status is None or status["pid"] is None:
         return
     family: list[tuple[int, str]] = []  # with descendants in other sessions
     with contextlib.suppress(psutil.Error):
@@ -37,7 +35,7 @@ def dump_stacks(attempt: AttemptDir) -> None:
     with open(attempt.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as log:
         for pid, name in family:
             left = min(_DUMP_SECONDS, deadline - time.monotonic())
-            command = [spy, "dump", "--nonblocking", "--pid", str(pid)]
+            command = [spy_path, "dump", "--nonblocking", "--pid", str(pid)]
             stacks = b"no time is left for these\n"
             try:
                 if left > 0:
@@ -51,9 +49,3 @@ def dump_stacks(attempt: AttemptDir) -> None:
                 stacks = f"py-spy: {error.strerror}\n".encode()
             log.write(f"[lorad] stacks of pid {pid} ({name}), which hangs:\n".encode() + stacks)
             log.flush()
-
-
-def py_spy() -> str | None:
-    """Find py-spy beside this Python, else on the path."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")

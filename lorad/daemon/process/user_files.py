@@ -1,5 +1,5 @@
-"""What of a shared daemon's home belongs to users: directories in directories of the daemon's, so that nobody
-can put something else in their place.
+"""Make the parts of a shared daemon's home that belong to users: they lie in directories of the daemon's, so
+that nobody can put something else in their place.
 
     runs/NAME/            0711, the daemon's: spec, request, runtime; only its owner gets through
         journal.jsonl     0600, the owner's, as all of versions/ checkpoints/ samples/ loggers/ origin/
@@ -9,7 +9,7 @@ can put something else in their place.
     pools/ID/             0711, the daemon's: pool.json, attempts/ as above; only its owner gets through
         work/             0700, the owner's: a copy of pool.json, the socket
 
-Without users (`user` None) all belongs to the daemon, and nothing here does anything.
+Where `user` is None everything belongs to the daemon, and nothing of this is done.
 """
 
 import errno
@@ -31,35 +31,31 @@ from lorad.files import fsync, open_file, write_whole
 
 _PASSABLE = 0o711  # others may go through, and see nothing
 _LIST = "system.posix_acl_access"
-_EVERYBODY = 0xFFFFFFFF  # where an entry of such a list names nobody
+_NO_ID = 0xFFFFFFFF  # stands in an entry of such a list that names no user
 _OWN_DIRECTORY = 0o700
 _OWN_FILE = 0o600
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def passable(*directories: Path) -> None:
-    """Make directories of the daemon's own, if need be, through which others may pass, whatever the umask."""
+    """Make directories of the daemon's, unless they are there, through which others may pass."""
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(_PASSABLE)
 
 
 def passable_for(uid: int, directory: Path) -> None:
-    """Make a directory of the daemon's, if need be, through which nobody but this user gets. Others cannot
-    ask for names inside, and so learn neither sizes nor times. Where the file system has no access lists,
-    everybody gets through.
+    """Make a directory of the daemon's, unless it is there, through which only this user may pass. Others
+    cannot ask for names inside, and so learn neither sizes nor times. Where the file system has no access
+    lists, everybody may pass.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(_PASSABLE)
-    everything = 7
-    through = 1
-    nothing = 0
-    entries = (
-        (1, everything, _EVERYBODY),  # the directory's owner, as <sys/acl.h> numbers kinds of entries
-        (2, through, uid),
-        (4, nothing, _EVERYBODY),  # its group
-        (16, through, _EVERYBODY),  # the most that the two before this one get
-        (32, nothing, _EVERYBODY),  # others
+    passable(directory)
+    entries = (  # as <sys/acl.h> numbers them
+        (1, 7, _NO_ID),  # the directory's owner may do everything
+        (2, 1, uid),  # this user may pass
+        (4, 0, _NO_ID),  # its group may do nothing
+        (16, 1, _NO_ID),  # the mask: the two before this one may pass at most
+        (32, 0, _NO_ID),  # others may do nothing
     )
     packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
@@ -79,14 +75,8 @@ def make_run(run: RunDir, user: User | None) -> None:
     own_file(run.journal, user)
 
 
-def make_inbox(run: RunDir, user: User | None) -> None:
-    """Make the directory into which the door for the tinker client writes requests, as the run's owner."""
-    if user is not None:
-        own_directory(run.tinker, user)
-
-
 def make_attempt(attempt: AttemptDir, user: User | None) -> AttemptDir:
-    """Make the directory of an attempt, before its process is started."""
+    """Make the directory of an attempt before its process is started."""
     if user is None:
         attempt.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     else:
@@ -103,7 +93,7 @@ def make_pool(root: Path, setup: Any, user: User | None) -> None:
 
 
 def hand_over(attempt: AttemptDir, files: Mapping[str, Any], user: User | None) -> None:
-    """Write the files that a process reads at its start to where it looks for them."""
+    """Write the files that a process reads when it starts to where it looks for them."""
     for name, data in files.items():
         if user is not None:
             _put_json(attempt.work / name, data, user)
@@ -142,19 +132,15 @@ def _give(path: Path, flags: int, mode: int, user: User) -> None:
 
 
 def _put_json(path: Path, data: Any, user: User) -> None:
-    """Write a file for a process of the user's: whole, or what was there before stays.
-
-    It need not survive a power cut, as the process does not survive one either.
-    """
+    """Write a file for a process of the user's; it need not survive a power cut, as the process does not."""
     with as_user(user):
         write_whole(path, json.dumps(data).encode(), mode=_OWN_FILE, durable=False)
 
 
 def refuse_strange_journal(run: RunDir, user: User | None) -> None:
-    """Check the journal of a user's run, which the daemon reads. Nobody can replace it afterwards, as its
-    directory is the daemon's.
+    """Raise IntegrityError unless the journal of a user's run is a file of the user's with no other name.
 
-    Raises IntegrityError unless it is a file of the user's with no other name.
+    Nobody can replace it between this check and the reading, as its directory is the daemon's.
     """
     if user is None:
         return
@@ -178,8 +164,9 @@ def refuse_strange_journal(run: RunDir, user: User | None) -> None:
 def files_into(
     source: Path, target: Path, names: Iterable[str], owner: User | None, reader: User | None
 ) -> None:
-    """Copy the files of one user into `target`, an empty directory of another, and sync them to disk. Neither
-    gets access to more than they may open themselves.
+    """Copy files of `owner` into `target`, an empty directory of `reader`, and sync them to disk.
+
+    Neither user gets access to more than they may open themselves.
 
     Raises OSError, and IntegrityError for a name that leads out of the directory.
     """

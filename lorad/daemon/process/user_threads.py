@@ -1,27 +1,26 @@
-"""Each user has threads and turns of their own: whoever stops their own pool, or has a disk that hangs, holds
-up nobody else.
-"""
+"""Threads and turns for each user, so that one whose pool or disk hangs delays nobody else."""
 
 import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lorad.errors import Conflict
 
 T = TypeVar("T")
-_AT_ONCE = 8  # of one user
-MOST = 256  # with those that wait; a request runs to its end though nobody waits for it any more
+_AT_ONCE = 8  # requests of one user that run at a time
+MOST = 256  # requests that run or wait; one runs to its end though nobody waits for it any more
 
 
+@dataclass(eq=False)
 class Hands:
-    """Threads for each user. Only the event loop may use it; what it runs is elsewhere."""
+    """Threads for each user. Only the event loop may use this object."""
 
-    def __init__(self) -> None:
-        self._threads: dict[int, ThreadPoolExecutor] = {}
-        self._busy: Counter[int] = Counter()
+    _threads: dict[int, ThreadPoolExecutor] = field(default_factory=dict)
+    _busy: Counter[int] = field(default_factory=Counter)
 
     async def do(self, uid: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread of the user's.
@@ -44,27 +43,27 @@ class Hands:
         self._busy += Counter()  # forget who has none
 
 
+@dataclass(eq=False)
 class UserTurns:
     """Lets each user do a few things at a time; a few more wait for their turn, in order."""
 
-    def __init__(self, what: str, at_once: int, most: int) -> None:
-        self._what = what
-        self._at_once = at_once
-        self._most = most
-        self._there: Counter[int] = Counter()
-        self._free: dict[int, asyncio.Semaphore] = {}
+    what: str
+    at_once: int
+    most: int
+    _present: Counter[int] = field(default_factory=Counter)
+    _free: dict[int, asyncio.Semaphore] = field(default_factory=dict)
 
     @contextlib.asynccontextmanager
     async def turn(self, uid: int) -> AsyncIterator[None]:
         """Wait for a turn, which lasts as long as the block. Raises Conflict where too many wait."""
-        if self._there[uid] >= self._most:
-            count = f"{self._at_once} {self._what} are under way, {self._most - self._at_once} more wait"
+        if self._present[uid] >= self.most:
+            count = f"{self.at_once} {self.what} are under way, {self.most - self.at_once} more wait"
             raise Conflict(f"of user {uid}, {count}", hint="Try again when some have ended.")
-        self._there[uid] += 1
+        self._present[uid] += 1
         try:
-            async with self._free.setdefault(uid, asyncio.Semaphore(self._at_once)):
+            async with self._free.setdefault(uid, asyncio.Semaphore(self.at_once)):
                 yield
         finally:
-            self._there[uid] -= 1
-            if not self._there[uid]:
-                del self._there[uid], self._free[uid]
+            self._present[uid] -= 1
+            if not self._present[uid]:
+                del self._present[uid], self._free[uid]

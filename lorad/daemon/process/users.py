@@ -1,6 +1,4 @@
-"""The user of a process: who a uid is, what is in their environment, and the command that runs a process as
-them.
-"""
+"""Look up the user of a uid, their environment, and the command that runs a process as them."""
 
 import os
 import pwd
@@ -27,7 +25,7 @@ _ENTER = (sys.executable, "-I", "-S", str(Path(enter.__file__)))
 class User:
     """A user of the machine.
 
-    environment: what their processes have beside what lorad adds.
+    environment: the variables of their processes, apart from those that lorad adds.
     """
 
     uid: int
@@ -38,10 +36,7 @@ class User:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
-        """Make the command that runs `argv` as this user, in `cwd` if they may enter it, else in `/`.
-
-        Only root, or a shared daemon, can start it.
-        """
+        """Make the command that runs `argv` as this user, in `cwd` if they may enter it, else in `/`."""
         groups = ",".join(map(str, self.groups))
         return [*_ENTER, str(self.uid), str(self.gid), groups, str(cwd), *argv]
 
@@ -77,7 +72,7 @@ def _looked_up(uid: int, allowed: tuple[str, ...], _: int) -> User:
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The user who sends a request."""
 
     uid: int
     name: str

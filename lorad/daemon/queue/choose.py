@@ -1,9 +1,9 @@
-"""Choose the pool that a run or a request gets, or say what it waits for: a limit of its user, runs before
-it in the queue, pools, or other people; and say which runs of lower priority are to stop for it.
+"""Choose the pool that a run or a request gets, or say what it waits for (a limit of its user, runs before it
+in the queue, pools, other people) and which runs of lower priority are to stop for it.
 
-The loop's placing, the forecasts and the queue played in thought all ask here, so that they agree. Nobody is
-stopped in vain: not where something else would still be in the way, nor while somebody leaves anyway, nor
-more runs than the room takes.
+The loop's placing, the forecasts and the queue played in thought all ask here, so that they agree. No run is
+stopped in vain: not where something else would still be in the way, nor while something leaves anyway, and no
+more of them than it takes.
 """
 
 import dataclasses
@@ -70,22 +70,20 @@ class WaitingRun:
 class _Obstacle:
     """Why devices cannot be had now.
 
-    reason: what is in the way, in words.
+    reasons: what is in the way, in words; other obstacles may share some of them.
     by: who is in the way.
     idle: pools that need only be stopped.
     claim: what `WaitingRun.alone` is for a run that waits here; None where it claims nothing.
     soon: it goes away without any further action.
     taken: devices that are held by others than this daemon's pools.
-    parts: parts of the reason, which other obstacles may share.
     """
 
-    reason: str
+    reasons: Sequence[str]
     by: Hindrance = Hindrance.POOLS
     idle: Sequence[Pool] = ()
     claim: bool | None = True
     soon: bool = False
     taken: Devices = ()
-    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -131,21 +129,20 @@ def choose(
     never = reasons[0] if all(reasons) else ""
     stranger = ctx.queue.strangers.get(run.owner_uid)
     if not never and stranger is not None and all(place.setup.nodes for place in candidates):
-        never = (
-            f"the cluster works as {user_name(stranger)} (uid {stranger}), and the run is {run.owner}'s "
-            f"(uid {run.owner_uid}): a cluster is for one user alone"
-        )
+        other = f"the cluster works as {user_name(stranger)} (uid {stranger})"
+        own = f"the run is {run.owner}'s (uid {run.owner_uid})"
+        never = f"{other}, and {own}: a cluster is for one user alone"
     if never:
         return Blocked(never, frozenset({Hindrance.NEVER}))
     return choose_devices(now, candidates, run, claims)
 
 
 def fitted(now: Snapshot, run: RunRow, place: Placement) -> Placement:
-    """Fit the pool that a run asks for to those that exist: take a warm pool's threads where only the load
-    decides.
+    """Fit the pool that a run asks for to those that exist.
 
-    A server may take more than the run needs, if it is that of a warm pool or of the pool that the run had;
-    one that has not started gets the ranks and lengths of all runs in the queue that could share it.
+    Where only the load decides on its threads, it gets those of a warm pool. A server may take more than the
+    run needs, if it is that of a warm pool or of the pool that the run had; one that has not started gets the
+    ranks and lengths of all runs in the queue that could share it.
     """
     setup = place.setup
     for pool in now.pools:
@@ -187,7 +184,7 @@ def choose_devices(
         cleared_first = sorted(tried, key=lambda item: item[0] is not cleared)
         claims_here = [WaitingRun(run, place, o.claim) for place, o in cleared_first if o.claim is not None]
     obstacles = [in_the_way for _, in_the_way in tried]
-    why = "; ".join(dict.fromkeys(part for o in obstacles for part in o.parts or (o.reason,)))
+    why = "; ".join(dict.fromkeys(reason for o in obstacles for reason in o.reasons))
     if len(now.devices) > 1 and not all(isinstance(place.devices[0], NodesShape) for place, _ in tried):
         others = now.taken.keys() | now.occupied.keys() | now.set_aside.keys()
         free = sum(device.name not in others and not now.pools_on((device,)) for device in now.devices)
@@ -205,10 +202,7 @@ def choose_devices(
 def _obstacle(
     now: Snapshot, place: Placement, run: RunRow | None, claims: Sequence[WaitingRun]
 ) -> _Obstacle | None:
-    """Find what keeps a pool from being at a place now, with `run` in it.
-
-    claims: the runs before it that wait.
-    """
+    """Find what keeps a pool from being at a place now with `run` in it; `claims` are of runs before it."""
     names = [device.name for device in place.devices]
     owner = place.setup.owner if place.setup.owner >= 0 else os.getuid()
     caller = Caller(owner, user_name(owner)) if run is None else Caller(run.owner_uid, run.owner)
@@ -218,26 +212,26 @@ def _obstacle(
         if first is not None:
             when = "the others end" if first.alone else "it fits"
             reason = f"{reader.name_all([first.run])} is next on {', '.join(names)}, when {when}"
-            return _Obstacle(reason, Hindrance.QUEUE, claim=None)
+            return _Obstacle([reason], Hindrance.QUEUE, claim=None)
         # one that waited for the cluster in vain goes behind those that have not waited yet
         untried = [other for other in now.queued if other.name in now.on_cluster - now.passed]
         if untried and run.name in now.passed and isinstance(place.devices[0], NodesShape):
             who = reader.name_all(untried[:1])
             reason = f"{place.devices[0].name} were not granted in time; {who} is tried before it"
-            return _Obstacle(reason, Hindrance.QUEUE, claim=None)
+            return _Obstacle([reason], Hindrance.QUEUE, claim=None)
     asides = [now.set_aside[name] for name in names if name in now.set_aside]
     reasons = [aside.says for aside in asides if aside.reserved or run is not None]
     if reasons:
-        return _Obstacle("; ".join(reasons), Hindrance.ASIDE, claim=None, parts=reasons)
+        return _Obstacle(reasons, Hindrance.ASIDE, claim=None)
     if run is not None and (reasons := waits_for(run, names, now.neighbours, now.limits.foreign_settle)):
-        return _Obstacle("; ".join(reasons), Hindrance.NEIGHBOUR, claim=None, parts=reasons)
+        return _Obstacle(reasons, Hindrance.NEIGHBOUR, claim=None)
     return _limited(now, place, caller.name) or _used_by_pools(now, place, run, reader)
 
 
 def _limited(now: Snapshot, place: Placement, user: str) -> _Obstacle | None:
-    """Find the limit of devices of the user whose pool it is, and whose idle pools give way.
+    """Find the limit of devices of the user whose pool it is; the user's idle pools give way.
 
-    A pool that is up already takes no more than it has.
+    A pool that is up already takes no more devices than it has.
     """
     devices, setup, _ = place
     limit = now.limits.limit_of(user).devices
@@ -256,43 +250,43 @@ def _limited(now: Snapshot, place: Placement, user: str) -> _Obstacle | None:
     idle = [pool for pool in own_pools if not (pool.id in now.tenants or pool.serves or pool.guests)]
     needed = f", it needs {needs}" if needs > 1 else ""
     reason = f"{user} has {count} of {limit} device{'' if limit == 1 else 's'}{needed}"
-    return _Obstacle(reason, Hindrance.DEVICES, idle=idle, claim=None)
+    return _Obstacle([reason], Hindrance.DEVICES, idle=idle, claim=None)
 
 
 def _used_by_pools(now: Snapshot, place: Placement, run: RunRow | None, reader: Reader) -> _Obstacle | None:
-    """Find the pools, or others, that use the devices. Runs that leave anyway need not be asked."""
+    """Find the pools or others that use the devices; `soon` where the runs there are leaving anyway."""
     holders = now.blockers(place, run)
     for pool in holders:
         where = f"{reader.name_pool(pool)} on {pool.where}"
         tenants = now.tenants_of(pool)
         leaving = all(tenant.state == RunState.STOPPING for tenant in tenants)
         if pool.stop_asked is not None:
-            return _Obstacle(f"{where} is stopping", soon=True)
+            return _Obstacle([f"{where} is stopping"], soon=True)
         if pool.leaves:
-            return _Obstacle(f"{reader.name_pool(pool)} stops: {pool.leaves}", soon=True)
+            return _Obstacle([f"{reader.name_pool(pool)} stops: {pool.leaves}"], soon=True)
         if pool.setup.key == place.setup.key:
             return None if run is None else _crowding(now, pool, run, reader)
         if run is not None and any(tenant.preempted == run.name for tenant in tenants):
-            names = reader.name_all(tenants)
-            return _Obstacle(f"{names} {_stops(tenants)} to make room on {pool.where}", soon=leaving)
+            stops = f"{reader.name_all(tenants)} {_stops(tenants)}"
+            return _Obstacle([f"{stops} to make room on {pool.where}"], soon=leaving)
         if tenants and pool.is_waiting:
             before = f"{reader.name_all(tenants)} {'is' if len(tenants) == 1 else 'are'} before it"
-            return _Obstacle(f"{before}: waits for {pool.where} of the cluster", soon=leaving)
+            return _Obstacle([f"{before}: waits for {pool.where} of the cluster"], soon=leaving)
         if tenants:
             end = "it ends" if len(tenants) == 1 else "they end"
             then = "" if run is None else f"; starts when {end}"  # a request is refused, where a run waits
             busy = f"{reader.name_pool(pool)} is busy with {reader.name_all(tenants)}"
-            return _Obstacle(f"{busy}{then}", soon=leaving)
+            return _Obstacle([f"{busy}{then}"], soon=leaving)
         if pool.serves:
             served = reader.served_by(pool)
-            return _Obstacle(f"{where} {served}; `lorad serve --stop` lets it end", claim=None)
+            return _Obstacle([f"{where} {served}; `lorad serve --stop` lets it end"], claim=None)
         if pool.guests:
-            return _Obstacle(f"{where} answers a request", soon=True)
+            return _Obstacle([f"{where} answers a request"], soon=True)
     if in_use := _by_others(now, place.devices):
         return in_use
     if holders:
         names = ", ".join(f"{reader.name_pool(pool)} on {pool.where}" for pool in holders)
-        return _Obstacle(f"waiting for idle {names} to end", idle=holders, soon=True)
+        return _Obstacle([f"waiting for idle {names} to end"], idle=holders, soon=True)
     return None
 
 
@@ -300,14 +294,13 @@ def _by_others(now: Snapshot, devices: Devices) -> _Obstacle | None:
     """Find devices that other daemons hold, or that processes outside of any pool use."""
     if leased := tuple(device for device in devices if device.name in now.taken):
         words = [now.taken[device.name].words for device in leased]
-        return _Obstacle("; ".join(words), Hindrance.OTHERS, claim=None, taken=leased, parts=words)
+        return _Obstacle(words, Hindrance.OTHERS, claim=None, taken=leased)
     occupied = [now.occupied[device.name] for device in devices if device.name in now.occupied]
     if not occupied:
         return None
-    reasons = [reason for reason, _ in occupied]
     soon = any(soon for _, soon in occupied)
-    claim = True if soon else None
-    return _Obstacle("; ".join(reasons), Hindrance.OTHERS, claim=claim, soon=soon, parts=reasons)
+    reasons = [reason for reason, _ in occupied]
+    return _Obstacle(reasons, Hindrance.OTHERS, claim=True if soon else None, soon=soon)
 
 
 def _stops(tenants: Sequence[RunRow]) -> str:
@@ -322,18 +315,18 @@ def _crowding(now: Snapshot, pool: Pool, run: RunRow, reader: Reader) -> _Obstac
     are = "is" if len(tenants) == 1 else "are"
     if alone_there is not None:
         reason = f"{reader.name_all([alone_there])} has pool {pool.id} for itself; starts when it ends"
-        crowded = _Obstacle(reason, soon=bool(leaving))
+        crowded = _Obstacle([reason], soon=bool(leaving))
     elif tenants and spec_of(run).resources.exclusive:
         alone = f"it is to have pool {pool.id} for itself (resources.exclusive)"
-        crowded = _Obstacle(f"{alone}; {reader.name_all(tenants)} {are} in it", soon=leaving == tenants)
+        crowded = _Obstacle([f"{alone}; {reader.name_all(tenants)} {are} in it"], soon=leaving == tenants)
     elif lack := lacking(now.room[pool.id], need_in(run, pool.setup.dtype)):
         count = f"{len(tenants)} run{'' if len(tenants) == 1 else 's'} {are} in it"
-        crowded = _Obstacle(f"pool {pool.id} {lack.says}; {count}", claim=False, soon=bool(leaving))
+        crowded = _Obstacle([f"pool {pool.id} {lack.says}; {count}"], claim=False, soon=bool(leaving))
     else:
         return None
     if going := [tenant for tenant in tenants if tenant.preempted == run.name]:
         reason = f"{reader.name_all(going)} {_stops(going)} to make room in pool {pool.id}"
-        crowded = dataclasses.replace(crowded, reason=reason, soon=True)
+        crowded = dataclasses.replace(crowded, reasons=[reason], soon=True)
     return crowded
 
 
@@ -342,8 +335,8 @@ def _choose_victims(
 ) -> tuple[Placement | None, list[RunRow]]:
     """Choose the place where room is made for a run that waits, and the runs that have to stop for it.
 
-    None where nothing gives way; [] where something gives way anyway. The choice falls on few runs before
-    many, then on those of low priority, then on the youngest.
+    The place is None where nothing gives way, and no run has to stop where something gives way anyway. Few
+    runs are chosen before many, then those of low priority, then the youngest.
 
     tried: the places that the run may have, with what is in the way there.
     """
@@ -386,16 +379,13 @@ def _may_stop(run: RunRow, tenant: RunRow) -> bool:
 
 
 def _crowd(now: Snapshot, run: RunRow, dtype: str, pool: Pool) -> list[RunRow]:
-    """List the runs that have to leave the pool which the run is to join.
-
-    [] when that would not help, and while the pool still counts some that left.
-    """
+    """List the runs that have to leave the pool which the run is to join; [] when that would not help."""
     tenants = now.tenants_of(pool)
     if spec_of(run).resources.exclusive or any(spec_of(tenant).resources.exclusive for tenant in tenants):
         return tenants
     names = {tenant.name for tenant in tenants}
     if pool.status is not None and any(tenant.run not in names for tenant in pool.status.tenants):
-        return []
+        return []  # it still counts some that left
 
     def fits(leaving: Sequence[RunRow]) -> bool:
         gone = {victim.name for victim in leaving}

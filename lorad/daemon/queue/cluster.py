@@ -1,7 +1,7 @@
-"""The queue over a cluster. Of the runs that want it, only the first has asked for nodes: its pool waits for
+"""The queue over a cluster. Of the runs that want it, only the first asks for nodes, and its pool waits for
 them.
 
-While it waits, nobody behind it joins another pool there, idle pools give their nodes back, and then runs of
+While it waits, no run behind it joins another pool there, idle pools give their nodes back, and then runs of
 lower priority stop for it where preemption is on. When `cluster.patience` is over, it is queued again, and
 the runs behind it have their turn.
 
@@ -23,7 +23,7 @@ from lorad.store import runs
 from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
-SETTLE_SECONDS = 5.0  # that a cluster has to grant what it has free
+SETTLE_SECONDS = 5.0  # in which a cluster grants what it has free
 
 
 def keep_cluster(ctx: Context) -> None:
@@ -52,20 +52,20 @@ def _say(ctx: Context, pool: Pool) -> None:
 def _help(ctx: Context, pool: Pool) -> None:
     """Make room for a pool that waits for nodes.
 
-    Its runs are queued again when they waited long enough, where others wait for the cluster, or they may be
-    somewhere else as well.
+    When its runs have waited long enough they are queued again, where others wait for the cluster or they may
+    be somewhere else as well.
     """
-    waited = time.monotonic() - ctx.queue.asked_since[pool.id]
     cluster = ctx.config.cluster
     tenants = runs.active_in(ctx.store, pool.id)
     if not tenants or pool.stop_asked is not None or pool.id not in ctx.queue.lacking:
         return
-    others = [other for other in ctx.pools.values() if other is not pool and other.nodes]
-    if any(other.is_leaving for other in others) or any(
-        run.state == RunState.STOPPING for other in others for run in runs.active_in(ctx.store, other.id)
-    ):
+    waited = time.monotonic() - ctx.queue.asked_since[pool.id]
+    on_nodes = [other for other in ctx.pools.values() if other is not pool and other.nodes]
+    others = [(other, runs.active_in(ctx.store, other.id)) for other in on_nodes]
+    stopping = any(run.state == RunState.STOPPING for _, working in others for run in working)
+    if stopping or any(other.is_leaving for other, _ in others):
         return
-    if idle := [o for o in others if not (runs.active_in(ctx.store, o.id) or o.serves or o.guests)]:
+    if idle := [other for other, working in others if not (working or other.serves or other.guests)]:
         for unused in idle:
             stop_pool(ctx, unused)
     elif victims := _victims(ctx, pool, tenants, others):
@@ -84,26 +84,30 @@ def _help(ctx: Context, pool: Pool) -> None:
         ctx.loop.poke()
 
 
-def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequence[Pool]) -> list[RunRow]:
+def _victims(
+    ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequence[tuple[Pool, list[RunRow]]]
+) -> list[RunRow]:
     """Choose runs of lower priority whose pools have as many nodes together as the pool asks for, the lowest
     and youngest first; [] where these are not enough.
+
+    others: the other pools on nodes, with the runs at work in each.
     """
     if not ctx.config.queue.preemption or pool.setup.nodes is None:
         return []
     priority = max(run.priority for run in tenants)
     lacking = pool.setup.nodes.bundles
 
-    def rank(works: tuple[Pool, list[RunRow]]) -> tuple[int, float]:
-        _, tenants_there = works
-        return max(run.priority for run in tenants_there), -min(run.created_at for run in tenants_there)
+    def rank(other: tuple[Pool, list[RunRow]]) -> tuple[int, float]:
+        _, working = other
+        return max(run.priority for run in working), -min(run.created_at for run in working)
 
     chosen: list[RunRow] = []
-    for other, tenants_there in sorted(
-        ((other, runs.active_in(ctx.store, other.id)) for other in others), key=rank
-    ):
-        may = all(run.priority < priority and spec_of(run).resources.preemptible for run in tenants_there)
-        if may and not (other.serves or other.guests):
-            chosen += tenants_there
+    training = [(other, working) for other, working in others if working]
+    for other, working in sorted(training, key=rank):
+        if other.serves or other.guests:
+            continue
+        if all(run.priority < priority and spec_of(run).resources.preemptible for run in working):
+            chosen += working
             lacking -= len(other.nodes)
         if lacking <= 0:
             return chosen
@@ -111,9 +115,9 @@ def _victims(ctx: Context, pool: Pool, tenants: Sequence[RunRow], others: Sequen
 
 
 def _take_off(ctx: Context, pool: Pool, why: str = "") -> None:
-    """Have the runs of a pool stop after their step, and be queued again; without any stop the pool.
+    """Have the runs of a pool stop after their step and be queued again; stop a pool without runs.
 
-    why: the reason; "": its nodes were asked to end.
+    why: the reason; "" where its nodes were asked to end.
     """
     why = why or pool.leaves
     tenants = runs.active_in(ctx.store, pool.id)
@@ -126,10 +130,7 @@ def _take_off(ctx: Context, pool: Pool, why: str = "") -> None:
 
 
 def _refuse_strangers(ctx: Context, pool: Pool) -> None:
-    """Take a run off nodes whose agents are another user's: it would work with the rights of that one.
-
-    Its next turn in the queue ends it, with the reason.
-    """
+    """Take runs off nodes whose agents are another user's; each ends at its next turn in the queue."""
     owner = pool.setup.owner
     strangers = {node.uid for node in pool.nodes} - {pool.setup.owner}
     if not strangers:

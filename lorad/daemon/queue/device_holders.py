@@ -1,6 +1,6 @@
-"""Who holds the devices and why: this daemon's pools, and other daemons' pools, which leave notes.
+"""Say who holds the devices and why: this daemon's pools, and those of other daemons, which leave notes.
 
-A daemon that wants a GPU of another one's idle pool leaves a note; the other daemon then ends that pool after
+A daemon that needs a GPU of another one's idle pool leaves a note; the other daemon then ends that pool after
 `queue.idle_timeout_wanted`.
 """
 
@@ -28,9 +28,7 @@ _IDLE_JITTER = 5.0  # seconds
 
 
 def keep_leases(ctx: Context) -> None:
-    """Tell the daemons of others which GPUs this one holds, why, and which it waits for; take back what is
-    over.
-    """
+    """Keep notes for other daemons: which GPUs this one holds, why, and which it waits for."""
     notes = ctx.gpus.notes
     current: dict[Path, Holder | WaitingNote] = {}
 
@@ -62,13 +60,14 @@ def holder_of_pool(ctx: Context, pool: Pool, reader: Reader) -> Holder:
     tenants = runs.active_in(ctx.store, pool.id)
     is_unused = pool.stop_asked is None and not (tenants or pool.serves or pool.guests)
     since = status.get("started_at") or ctx.loop.started_at
-    why = "answers a request" if pool.guests else "idle"
     if pool.stop_asked is not None:
         why = "is stopping"
     elif tenants:
         why = reader.name_all(tenants)
     elif pool.serves:
         why = reader.served_by(pool)
+    else:
+        why = "answers a request" if pool.guests else "idle"
     idle_since = time.time() - pool.idle_seconds
     before = ctx.gpus.notes.idle_since.get(pool.id, idle_since)
     if abs(idle_since - before) < _IDLE_JITTER:

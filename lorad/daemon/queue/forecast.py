@@ -1,4 +1,7 @@
-"""Whether a run that does not exist yet would start at once, or what it would wait for. Changes nothing."""
+"""Say when runs will start that wait, or that do not exist yet.
+
+What was said first of a run that waits is kept, to compare it with what happens.
+"""
 
 import time
 from contextlib import suppress
@@ -16,13 +19,49 @@ from lorad.daemon.queue.simulate import simulate
 from lorad.daemon.queue.snapshot import LOOKED_AT, take_snapshot
 from lorad.errors import LoradError
 from lorad.records.checks import Start
+from lorad.records.daemon import Forecasts
 from lorad.store import runs
+from lorad.store.foreseen import forecasts
 from lorad.store.rows import RunRow
+
+_EVERY = 10.0  # seconds; runs that were queued meanwhile hear at once
+_DAYS = 7
+
+
+def keep_forecasts(ctx: Context) -> None:
+    """Look ahead now and then, and when a run was queued; keep the first forecast of each run."""
+    seen_at, _ = ctx.queue.foreseen
+    queue = runs.queue(ctx.store)
+    queued = {run.name for run in queue}
+    foretold = forecasts.open_forecasts(ctx.store)
+    if foretold - queued:
+        forecasts.void(ctx.store, foretold - queued)
+    if not queued:
+        ctx.queue.foreseen = float("-inf"), {}
+        return
+    if time.monotonic() - seen_at <= _EVERY and ctx.queue.looked_for == queued:
+        return
+    at = time.time()
+    starts = simulate(ctx, take_snapshot(ctx, queue), at)
+    after = {run.name: name_for(ctx, run, starts[run.name].after) for run in queue if run.name in starts}
+    ctx.queue.foreseen = time.monotonic(), {name: (starts[name].at, words) for name, words in after.items()}
+    ctx.queue.looked_for = queued
+    if fresh := sorted(queued & starts.keys() - foretold):
+        with ctx.store.write():
+            for name in fresh:
+                forecasts.give(ctx.store, name, at=at, starts_at=starts[name].at, after=starts[name].after)
+
+
+def forecasts_lately(ctx: Context) -> Forecasts:
+    """Compare the forecasts of the last days with what happened."""
+    accuracy = forecasts.accuracy(ctx.store, time.time() - _DAYS * 24 * 3600)
+    return Forecasts(_DAYS, accuracy.count, accuracy.off)
 
 
 def forecast(ctx: Context, run: RunRow) -> Start:
-    """Place a run in thought, behind the queued runs that would go before it, and behind what these keep for
-    themselves, as a pass of placing would find it. A run that waits for its own files claims nothing.
+    """Say whether a run that does not exist yet would start at once, or what it would wait for. It is placed
+    in thought as a pass of placing would do it, behind the queued runs that would go before it and what these
+    keep for themselves. A run that waits for its own files claims nothing. Nothing is changed.
 
     run: a row that the database does not have; its directory has a `request.json`.
 

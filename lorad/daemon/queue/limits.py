@@ -1,9 +1,8 @@
-"""What one user may have: active runs, in all and of a group, bytes on disk, device-hours in a span of time;
-and the priority that they may ask for.
+"""The limits of one user: active runs in all and of a group, bytes on disk, device-hours in a span of time,
+and the priority of their runs; `queue/choose.py` has the limit of devices.
 
-A run over a limit waits and says why; `queue/choose.py` has the limit of devices.
-
-It claims nothing: the runs behind it in the queue are placed as if it were not there.
+A run over a limit waits and says why. It claims nothing: the runs behind it in the queue are placed as if it
+were not there.
 """
 
 import asyncio
@@ -29,18 +28,15 @@ _MEASURE_SECONDS = 60.0
 
 
 def refuse_priority(ctx: Context, caller: Caller, *specs: Spec) -> None:
-    """Raises NotAllowed where a user of a shared daemon asks for a higher priority than is theirs to give."""
+    """Raise NotAllowed where a user of a shared daemon asks for a higher priority than they may."""
     priority = max(spec.resources.priority for spec in specs)
     most = ctx.config.queue.limit_of(caller.name).priority
     if is_admin(ctx, caller) or priority <= most:
         return
-    hint = (
-        f"Lower it, or ask an admin ({admins(ctx)}) for more: queue.users.{caller.name}.priority in "
-        "config.yaml."
-    )
-    raise NotAllowed(
-        f"resources.priority is {priority}; {caller.name}'s runs may have {most} at most", hint=hint
-    )
+    key = f"queue.users.{caller.name}.priority"
+    hint = f"Lower it, or ask an admin ({admins(ctx)}) for more: {key} in config.yaml."
+    problem = f"resources.priority is {priority}; {caller.name}'s runs may have {most} at most"
+    raise NotAllowed(problem, hint=hint)
 
 
 def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | None = None) -> str:
@@ -51,8 +47,8 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
     active: the runs of all users that work.
     at: Unix time; None: now.
     """
-    limit = ctx.config.queue.limit_of(run.owner)
     user = run.owner
+    limit = ctx.config.queue.limit_of(user)
     own_runs = [other for other in active if other.owner_uid == run.owner_uid]
     if run.group and (most := groups.limit_of(ctx.store, run.owner_uid, run.group)) is not None:
         in_group = sum(other.group == run.group for other in own_runs)
@@ -61,7 +57,7 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
     working = len(own_runs)
     if limit.runs is not None and working >= limit.runs:
         return f"{user} has {working} of {limit.runs} runs working"
-    if limit.device_hours is not None and (used_up := over_hours(ctx, user, run.owner_uid, at)):
+    if used_up := over_hours(ctx, user, run.owner_uid, at):
         return used_up
     if limit.disk is None:
         return ""
@@ -69,14 +65,17 @@ def over_limit(ctx: Context, run: RunRow, active: Sequence[RunRow], at: float | 
 
     async def measure(directories: dict[int, list[Path]]) -> None:
         try:
-            disk.used = {uid: await asyncio.to_thread(bytes_of, paths) for uid, paths in directories.items()}
+            disk.used = {
+                uid: await asyncio.to_thread(bytes_of, paths, on_disk=True)
+                for uid, paths in directories.items()
+            }
         finally:
             disk.at = time.monotonic()
-            disk.is_measured = False
+            disk.is_measuring = False
             ctx.loop.poke()
 
-    if not disk.is_measured and time.monotonic() - disk.at >= _MEASURE_SECONDS:
-        disk.is_measured = True
+    if not disk.is_measuring and time.monotonic() - disk.at >= _MEASURE_SECONDS:
+        disk.is_measuring = True
         ctx.spawn(measure(runs.directories(ctx.store)))
     used = disk.used.get(run.owner_uid)
     if used is None:
@@ -92,23 +91,23 @@ def over_hours(ctx: Context, user: str, uid: int, at: float | None = None) -> st
 
     at: Unix time; None: now. What is used from now on is not known, and does not count.
     """
+    quota = quota_of(ctx, user, uid, at)
+    if quota is None or quota.used < quota.most:
+        return ""
+    until = "" if quota.again is None else f"; enough again at {moment(quota.again)} at the earliest"
+    return f"{user} used {quota.used:.1f} of {quota.most:g} device-hours in {quota.per}{until}"
+
+
+def quota_of(ctx: Context, user: str, uid: int, at: float | None = None) -> Quota | None:
+    """Compute how many of their device-hours a user has used, at Unix time `at`; None without a quota."""
     quota = ctx.config.queue.limit_of(user).device_hours
     if quota is None:
-        return ""
+        return None
     now = time.time() if at is None else at
     hours = hours_of(ctx).get(uid, [])
-    used = _used(hours, quota, now)
-    if used < quota.most * HOUR:
-        return ""
-    again = enough_again(hours, quota, now)
-    until = "" if again is None else f"; enough again at {moment(again)} at the earliest"
-    return f"{user} used {used / HOUR:.1f} of {quota.most:g} device-hours in {quota.per}{until}"
-
-
-def enough_from(ctx: Context, user: str, uid: int, now: float) -> float | None:
-    """Find the Unix time from which a user has not used all the device-hours that they may; None: never."""
-    quota = ctx.config.queue.limit_of(user).device_hours
-    return now if quota is None else enough_again(hours_of(ctx).get(uid, []), quota, now)
+    used = sum(seconds for hour, seconds in hours if hour >= _first(quota, now))
+    again = enough_again(hours, quota, now) if used >= quota.most * HOUR else None
+    return Quota(user, used / HOUR, quota.most, quota.per, again)
 
 
 def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
@@ -116,13 +115,13 @@ def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
 
     An hour of use leaves the span as a whole, when its last second does.
     """
-    left = _used(hours, quota, now)
-    for hour, seconds in sorted(hours):
+    counted = sorted((hour, seconds) for hour, seconds in hours if hour >= _first(quota, now))
+    left = sum(seconds for _, seconds in counted)
+    for hour, seconds in counted:
         if left < quota.most * HOUR:
             break
-        if hour >= _first(quota, now):
-            left = left - seconds
-            now = hour + HOUR + quota.seconds
+        left = left - seconds
+        now = hour + HOUR + quota.seconds
     return now if left < quota.most * HOUR else None
 
 
@@ -134,23 +133,12 @@ def quotas_of(
     owners: names of users by uid.
     only_uid, only_user: the one user whose quota is listed, where not all are.
     """
-    now = time.time()
-    quotas = []
-    for uid, user in owners.items():
-        quota = ctx.config.queue.limit_of(user).device_hours
-        if quota is None or only_uid not in (None, uid) or only_user not in (None, user):
-            continue
-        hours = hours_of(ctx).get(uid, [])
-        used = _used(hours, quota, now)
-        again = enough_again(hours, quota, now) if used >= quota.most * HOUR else None
-        quotas.append(Quota(user, used / HOUR, quota.most, quota.per, again))
-    return sorted(quotas, key=lambda quota: (-quota.used / max(quota.most, 1e-9), quota.user))
+    listed = [(uid, user) for uid, user in owners.items() if only_uid in (None, uid)]
+    quotas = [quota_of(ctx, user, uid) for uid, user in listed if only_user in (None, user)]
+    present = [quota for quota in quotas if quota is not None]
+    return sorted(present, key=lambda quota: (-quota.used / max(quota.most, 1e-9), quota.user))
 
 
 def _first(quota: DeviceHours, now: float) -> int:
-    """Return the first hour of the span."""
+    """Return the first hour of the span that counts."""
     return int(now - quota.seconds) // HOUR * HOUR
-
-
-def _used(hours: Hours, quota: DeviceHours, now: float) -> float:
-    return sum(held for hour, held in hours if hour >= _first(quota, now))

@@ -18,7 +18,7 @@ from lorad.store.rows import RunRow
 
 
 def watch_neighbours(ctx: Context) -> None:
-    """Know who is on which device since when, and which idle pools are in their way."""
+    """Note who computes on which device since when, and which idle pools are in their way."""
     gpus = [device for device in ctx.gpus.devices if device.uuid]
     if not gpus or not (runs.queue(ctx.store) or any(map(yields, runs.in_states(ctx.store, *ACTIVE)))):
         ctx.gpus.neighbours = {}
@@ -30,16 +30,16 @@ def watch_neighbours(ctx: Context) -> None:
         now = time.monotonic()
         sight = ctx.gpus.sights.seen.get(device.uuid)
         before = neighbours.get(device.name)
-        is_here = before is not None and before.left is None
+        present = before if before is not None and before.left is None else None
         if sight is None or sight.lost or now - sight.at > STALE_SECONDS:
-            if before is not None and is_here:  # perhaps still there, which moves nobody
-                neighbours[device.name] = Neighbour(before.who, now)
+            if present is not None:  # it may still be on the device, but moves no run
+                neighbours[device.name] = Neighbour(present.who, now)
         elif programs := sight.foreign():
-            since = before.since if before is not None and is_here else sight.at
+            since = sight.at if present is None else present.since
             more = f" and {len(programs) - 1} more" if len(programs) > 1 else ""
             neighbours[device.name] = Neighbour(f"{programs[0].in_words()}{more}", since)
-        elif before is not None and is_here:
-            neighbours[device.name] = Neighbour(before.who, before.since, sight.at)
+        elif present is not None:
+            neighbours[device.name] = Neighbour(present.who, present.since, sight.at)
         elif before is not None and now - (before.left or 0.0) > ctx.config.queue.foreign_settle:
             del neighbours[device.name]
     shared = {name for name in ctx.gpus.neighbours if _stays(ctx, name)}
@@ -75,7 +75,7 @@ def waits_for(
 ) -> list[str]:
     """Say what a run that yields waits for on each of these devices that has a neighbour.
 
-    settle: seconds for which nobody else was on a device before the run starts there.
+    settle: seconds for which nobody else may have been on a device before the run starts there.
     """
     reasons = []
     for device in devices if neighbours and yields(run) else ():

@@ -85,10 +85,9 @@ def place_requests(ctx: Context) -> None:
 
 
 def place_runs(ctx: Context) -> None:
-    """Give each run at the head of the queue a pool, or say what it waits for.
+    """Give each run at the head of the queue a pool, or say what it waits for; all in one transaction.
 
-    It is all on disk at once. Requests wait meanwhile: after PLACE_SECONDS the next pass, which comes at
-    once, does the rest.
+    As requests wait meanwhile, the next pass, which comes at once, does what is left after PLACE_SECONDS.
     """
     queue = runs.queue(ctx.store)
     ctx.queue.places = {}
@@ -116,8 +115,8 @@ def place_runs(ctx: Context) -> None:
 def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[WaitingRun]) -> Snapshot:
     """Begin an attempt of a queued run, end it if no pool can ever take it, or write down what it waits for.
 
-    `launch` starts the processes of an attempt. The run's claim is added to those of the runs before it.
-    Returns the snapshot for the runs behind it.
+    `launch` starts the processes of an attempt. The run's claim is added to `claims`, those of the runs
+    before it. Returns the snapshot for the runs behind it.
     """
     try:
         waiting = wait_for_restart(ctx, run)
@@ -127,9 +126,8 @@ def _place(ctx: Context, now: Snapshot, run: RunRow, claims: list[WaitingRun]) -
                 keep_runtime(ctx, run, choice.setup.threads, choice.why)
                 pool = find_or_make(ctx, choice.setup)
                 step = run.resume_step
-                if step is None:
-                    newest = checkpoints(ctx.store, run.name)[-1:]
-                    step = newest[0].step if newest else None
+                if step is None and (saved := checkpoints(ctx.store, run.name)):
+                    step = saved[-1].step
                 waiting = starting(pool, run.name)
                 runs.place(ctx.store, run.name, pool.id, waiting=waiting, resumed_from=step)
                 ctx.queue.not_before.pop(run.name, None)
@@ -167,7 +165,7 @@ def _make_way(ctx: Context, now: Snapshot, blocked: Blocked, why: str) -> None:
 
 
 def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
-    """Ask runs to pause, so that `run` has room; `preempt.py` says what becomes of them."""
+    """Ask runs to pause, so that `run` has room; `restart.py` queues them again."""
     log.info("run %s: preempts %s", run.name, EVERYTHING.name_all(victims))
     with ctx.store.write():
         for victim in victims:
@@ -180,16 +178,13 @@ def stop_for(ctx: Context, run: RunRow, victims: Sequence[RunRow]) -> None:
 def starting(pool: Pool, run: str) -> str:
     """Say what a starting run waits for; "" where that takes seconds."""
     setup = pool.setup
-    started = {
-        "trainer": setup.trainer if setup.has_ranks else "",
-        "engine": setup.engine if setup.server is not None and not setup.server.urls else "",
-    }
+    engine = setup.engine if setup.server is not None and not setup.server.urls else ""
+    started = {"trainer": setup.trainer if setup.has_ranks else "", "engine": engine}
     if pool.status is not None or not any(started.values()):
         return ""
     if pool.is_waiting:
         return pool.waits_for
     names = " and ".join(name for name in started.values() if name)
     logs = " and ".join(f"`lorad logs {run} --of {of} -f`" for of, name in started.items() if name)
-    return (
-        f"pool {pool.id} starts {names}: {logs} {'show' if all(started.values()) else 'shows'} how far it is"
-    )
+    show = "show" if all(started.values()) else "shows"
+    return f"pool {pool.id} starts {names}: {logs} {show} how far it is"

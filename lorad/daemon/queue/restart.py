@@ -1,7 +1,11 @@
-"""Automatic restarts: how many there are, how long they wait, and which run counts a lost pool as its own.
+"""Queue runs again that made room for others, or that failed.
+
+Runs that make room pause with a checkpoint, so nothing is lost but the time until there is room again.
+`choose.py` says which stop, and `place.py` asks them to. For automatic restarts it is decided here how many
+there are, how long they wait, and which run counts a lost pool as its own.
 
 A lost pool counts against one run alone: the youngest of those in it that got no further. So the runs of a
-pool that is lost again and again give up one at a time, the last that came first, and
+pool that is lost again and again give up one at a time, the youngest first, and
 `resources.max_restarts` bounds how often any of them comes back.
 
 The store holds what a new daemon needs to continue.
@@ -12,6 +16,7 @@ import time
 from msgspec.structs import replace
 
 from lorad.box.paths import AttemptDir
+from lorad.daemon.access import name_for
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.process.processes import read_status
 from lorad.daemon.queue.tenants import has_joined, life_number
@@ -27,21 +32,30 @@ _ASKED_FOR = (EndReason.STOPPED, EndReason.KILLED)
 _EXCUSED = "excused"  # the event of an attempt that does not count as futile
 
 
+def queue_again(ctx: Context, run: RunRow) -> None:
+    """Queue a run again that was paused to make room, in the same transaction as its pause."""
+    if run.preempted:
+        why = f"preempted by {name_for(ctx, run, run.preempted)}"
+        runs.move(ctx.store, run.name, Move.RESUME, detail=why, also={"preempted": run.preempted})
+    elif run.yielded:
+        runs.move(ctx.store, run.name, Move.RESUME, detail=run.yielded)
+
+
 def restart(
     ctx: Context, run: RunRow, reason: EndReason, life: AttemptDir | None, *, never_began: bool
 ) -> None:
     """Queue a run that failed again when its spec wants that and it gets anywhere.
 
-    An attempt that was placed a moment too soon is made again at once. A life that never began found a lock
-    taken that was free when the run was placed. One that was up for others says nothing of this run, once:
-    the next is the run's own.
+    An attempt that was placed a moment too soon is made again at once: the pool's life never began, as it
+    found a lock taken that was free when the run was placed; or it was up for others and ended as the run
+    came, which is excused once.
 
     life: the life of the run's pool.
     never_began: the pool was gone before the run had begun.
     """
     name = run.name
     resources = spec_of(run).resources
-    why = ""
+    why = enough = ""
     if not run.wanted and life is not None and (read_status(life) or {}).get("locked"):
         why = "another daemon got the device first"
     elif not run.wanted and never_began and has_joined(run):
@@ -56,7 +70,6 @@ def restart(
         return
     futile = futile_attempts(ctx, name)
     count = runs.restarts(ctx.store, name)
-    enough = ""
     if futile >= _FUTILE:
         enough = f"{futile} attempts got no further"
     elif count >= resources.max_restarts:
@@ -77,9 +90,7 @@ def delay(ctx: Context, futile: int) -> float:
 
 
 def wait_for_restart(ctx: Context, run: RunRow) -> str:
-    """Say that a queued run waits for its restart, which another daemon may have planned; "" when it need not
-    wait.
-    """
+    """Say that a queued run waits for its restart; "" when it need not wait."""
     name = run.name
     if run.restart_at is None:
         ctx.queue.not_before.pop(name, None)
@@ -94,9 +105,7 @@ def wait_for_restart(ctx: Context, run: RunRow) -> str:
 
 
 def futile_attempts(ctx: Context, name: str, before: int | None = None) -> int:
-    """Count the newest attempts in a row, up to number `before`, that made no step further than those before
-    them.
-    """
+    """Count the newest attempts in a row, up to number `before`, that got no further than earlier ones."""
     reached = furthest_steps(ctx.store, name)
     excused = {event["attempt"] for event in events.of_kind(ctx.store, name, _EXCUSED)}
     best = futile = 0
@@ -128,12 +137,12 @@ def excuse(ctx: Context, run: RunRow) -> None:
 
 
 def pardon(ctx: Context, run: RunRow, why: str) -> None:
-    """Do not count the attempt of a run that is not to blame for its end."""
+    """Note that a run is not to blame for the end of its attempt, which does not count as futile."""
     events.append(ctx.store, run.name, _EXCUSED, {"attempt": run.attempt, "why": why})
 
 
 def _is_stuck(ctx: Context, run: RunRow) -> bool:
-    """Check whether its newest attempt has made no step further than those before."""
+    """Check whether its newest attempt got no further than earlier ones."""
     reached = furthest_steps(ctx.store, run.name)
     before = max((step for attempt, step in reached.items() if attempt < run.attempt), default=0)
     return reached.get(run.attempt, 0) <= before

@@ -28,19 +28,18 @@ log = logging.getLogger("lorad.daemon")
 
 
 def keep_set_aside(ctx: Context) -> None:
-    """Begin the reservations whose devices are free, end those whose time is over, and know the rest, and
-    which devices have quiet hours now.
+    """Begin the reservations whose devices are free, end those whose time is over, and note the others and
+    the quiet hours of devices.
 
-    Raises SpecError where config.yaml names devices that are not there.
+    Raises SpecError where config.yaml names devices that this machine does not have.
     """
     queue = ctx.config.queue
     devices = {device.key: device for device in ctx.gpus.devices}
     names = [device.name for device in ctx.gpus.devices]
     now = ctx.queue.clock()
     asides: dict[str, SetAside] = {}
-    quiet_to = quiet_until([parse(text) for text in queue.quiet_hours], now)
-    if quiet_to is not None:
-        for name in [name for name in names if not queue.quiet_devices or name in queue.quiet_devices]:
+    if (quiet_to := quiet_until([parse(text) for text in queue.quiet_hours], now)) is not None:
+        for name in (name for name in names if not queue.quiet_devices or name in queue.quiet_devices):
             why = f"{name} is quiet until {moment(quiet_to, now)} (queue.quiet_hours)"
             asides[name] = SetAside(why, why, urgent=True, reserved=False, quiet_until=quiet_to)
     for row in pools.reservations(ctx.store):
@@ -50,7 +49,7 @@ def keep_set_aside(ctx: Context) -> None:
             pools.release(ctx.store, row.device, name, by="daemon")
             ctx.loop.poke()
         elif device is not None:
-            if row.began_at is None and not (_here(ctx).pools_on((device,)) or is_taken(device)):
+            if row.began_at is None and not (snapshot_of(ctx).pools_on((device,)) or is_taken(device)):
                 until = row.until if row.seconds is None else now + row.seconds
                 pools.begin_reservation(ctx.store, row.device, now, until)
                 row = replace(row, began_at=now, until=until)
@@ -80,30 +79,23 @@ def lasts(row: ReservationRow) -> str:
 
 def holder_of(ctx: Context, device: Device, reader: Reader) -> str:
     """Say who keeps a reservation from beginning, as the reader may see it; "" when nobody does."""
-    users = _here(ctx).pools_on((device,))
+    users = snapshot_of(ctx).pools_on((device,))
     if not users and not is_taken(device):
         return ""
-    if starts := next((pool for pool in users if not pool.process.is_up), None):
-        return f"{reader.name_pool(starts)} starts there"
+    if starting := next((pool for pool in users if not pool.process.is_up), None):
+        return f"{reader.name_pool(starting)} starts there"
     if pool := next((pool for pool in users if device.name in pool.names), None):
         return f"{reader.name_pool(pool)} is there: {holder_of_pool(ctx, pool, reader).why}"
     return held_in_words(device, lock_notes.holder_of(device))
 
 
-def _here(ctx: Context) -> Snapshot:
+def snapshot_of(ctx: Context) -> Snapshot:
+    """Return the runs and pools on the devices of this machine."""
     return Snapshot(devices=tuple(ctx.gpus.devices)).with_runs_of(ctx)
 
 
-def runs_on(ctx: Context, device: Device) -> list[RunRow]:
-    """List the runs that work on a device."""
-    now = _here(ctx)
-    return [run for pool in now.pools_on((device,)) for run in now.tenants_of(pool)]
-
-
 def give_way(ctx: Context) -> None:
-    """Ask runs to stop at their next step where a device is set aside at once, or where they yield to a
-    neighbour; they are queued again.
-    """
+    """Have runs stop at their next step where a device is set aside at once, or they yield to a neighbour."""
     if not ctx.gpus.neighbours and not any(aside.urgent for aside in ctx.gpus.set_aside.values()):
         return
     each(ctx, _give_way, runs.in_states(ctx.store, RunState.STARTING, RunState.RUNNING), of_run)

@@ -1,5 +1,5 @@
-"""Which pool a run asks for: on each group of devices, or of a cluster, to train there, and of which base to
-be served.
+"""Describe the pools that a run may have: on each group of devices or on a cluster to train there, and of
+which base for its versions to be served.
 """
 
 from typing import NamedTuple
@@ -35,10 +35,7 @@ class Placement(NamedTuple):
 
 
 def candidates(ctx: Context, run: RunRow) -> list[Placement]:
-    """Find the smallest pool that suits the run on each group of devices, and on the cluster.
-
-    Raises SpecError, StorageError.
-    """
+    """Find the smallest pool for the run on each group of devices and the cluster. Raises as `setup_of`."""
     spec = spec_of(run)
     request = request_of(run)
     groups = _places(ctx, spec)
@@ -60,14 +57,11 @@ def setup_of(ctx: Context, run: RunRow) -> PoolSetup:
     compares them. Raises SpecError, StorageError.
     """
     spec = spec_of(run)
-    request = request_of(run)
-    return _setup_on(ctx, _places(ctx, spec)[0], run.owner_uid, spec, request)
+    return _setup_on(ctx, _places(ctx, spec)[0], run.owner_uid, spec, request_of(run))
 
 
 def base_of(ctx: Context, run: RunRow) -> PoolSetup | None:
-    """Describe the pool as `setup_of` does; None when no pool can serve versions of the run: its files are
-    gone, or its backend or its GPUs.
-    """
+    """Describe the pool as `setup_of` does; None where its files, its backend or its GPUs are gone."""
     try:
         return setup_of(ctx, run)
     except (OSError, msgspec.MsgspecError, LoradError):
@@ -88,8 +82,8 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
     )
     nodes = setup.nodes
     if nodes is not None:
-        # What each GPU must have is not known of nodes for servers alone, which hold something else, nor of a
-        # run that may be on this machine, as it was measured for that.
+        # How much memory each GPU must have is not known where some nodes have servers alone, nor of a run
+        # that may be on this machine, for which it was measured.
         needed = request.facts.memory_needed / spec.pool.memory_fraction
         is_unknown = nodes.rollout_nodes or spec.resources.where == "any"
         count = nodes.nodes * nodes.devices
@@ -98,10 +92,10 @@ def _setup_on(ctx: Context, devices: Devices, owner: int, spec: Spec, request: R
 
 
 def _places(ctx: Context, spec: Spec) -> list[Devices]:
-    """List where the run may go: groups of neighbouring devices of this machine, and last what it asks of the
-    cluster. All ranks share a CPU, or the slot of it that servers leave them.
+    """List where the run may go: groups of neighbouring devices of this machine, and last the nodes of a
+    cluster.
 
-    Raises SpecError.
+    All ranks share a CPU, or the slot of it that servers leave them. Raises SpecError.
     """
     devices = ctx.gpus.devices
     cluster = ctx.config.cluster

@@ -1,6 +1,6 @@
-"""What users have used of the devices lately, which orders the queue; and where each run stands in it.
+"""Order the queue by what users have used of the devices lately, and say where each run stands in it.
 
-All of it is in the rows of the bill, so a new daemon finds the same. They are a minute behind at most.
+The use is read from the rows of the bill, so a new daemon finds the same. They are a minute behind at most.
 """
 
 import time
@@ -19,8 +19,8 @@ TURN = 8  # runs of one user that may work before those of others that wait
 def in_order(ctx: Context, queued: Sequence[QueuedRow], active: Sequence[RunRow]) -> Sequence[QueuedRow]:
     """Sort the queue by priority, then the owner who used the least lately first, to the minute.
 
-    Owners who used as much take turns of TURN runs each, the longest without one first; then by age. So no
-    user has to wait until all runs of another user are over.
+    Owners who used equally much take turns of TURN runs each, the longest without one first; then age counts.
+    So no user has to wait until all runs of another user are over.
     """
     latest = runs.latest_starts(ctx.store)  # when each owner's newest attempt began
     used = _used_lately(ctx)
@@ -44,10 +44,7 @@ def _used_lately(ctx: Context) -> Mapping[int, float]:
 
 
 def hours_of(ctx: Context) -> Mapping[int, Hours]:
-    """Find the device-seconds of each user by the hour, as far back as they matter.
-
-    They are read again when a pool has reported something, and once a minute.
-    """
+    """Find the device-seconds of each user by the hour; read again after new reports, and once a minute."""
     now = time.time()
     state = ctx.bill.taken, int(now // 60)
     if ctx.queue.hours[0] != state:
@@ -60,9 +57,7 @@ def hours_of(ctx: Context) -> Mapping[int, Hours]:
 
 
 def places_in(ctx: Context, waiting: Sequence[RunRow | QueuedRow]) -> dict[str, Queued]:
-    """Say where each of these runs stands, which wait in this order, and why those before it come first: ""
-    where none but older runs of its user do.
-    """
+    """Say where each run of the queue stands, and why others come before it; "" where they are only older."""
     used = _used_lately(ctx) if len({run.owner_uid for run in waiting}) > 1 else {}
     places: dict[str, Queued] = {}
     other: RunRow | QueuedRow | None = None  # the last run before it that is another user's
@@ -76,13 +71,9 @@ def places_in(ctx: Context, waiting: Sequence[RunRow | QueuedRow]) -> dict[str, 
         elif other is not None and other.priority <= run.priority and ctx.config.sharing.read == "all":
             theirs = used.get(other.owner_uid, 0.0)
             own = used.get(run.owner_uid, 0.0)
-            why = f"{other.owner} used {_hours(theirs)} device-hours lately, {run.owner} {_hours(own)}"
+            hours = [f"{s / HOUR:.1f}" if s >= HOUR else f"{s / HOUR:.2f}" for s in (theirs, own)]
+            why = f"{other.owner} used {hours[0]} device-hours lately, {run.owner} {hours[1]}"
             if int(theirs // 60) >= int(own // 60):
                 why = f"{other.owner} and {run.owner} take turns"
         places[run.name] = Queued(place, len(waiting), why)
     return places
-
-
-def _hours(seconds: float) -> str:
-    hours = seconds / HOUR
-    return f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"

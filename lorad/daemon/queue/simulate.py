@@ -1,8 +1,8 @@
-"""Play the queue in thought: which run starts when, if each keeps its pace and nobody comes, stops or fails.
+"""Play the queue in thought: which run starts when, if each keeps its pace and no run comes, stops or fails.
 
-Runs end after the steps that they have left; what waits is then placed as a pass of placing would. The order
-of the queue stays as it is. Nothing is changed, and the same state gives the same answer. It looks for room
-MOST_LOOKS times at most; what is not placed by then is not known.
+Runs end after the steps that they have left; those that wait are then placed as a pass of placing would. The
+order of the queue stays as it is. Nothing is changed, and the same state gives the same answer. Room is
+looked for MOST_LOOKS times at most; when a run that is not placed by then starts is not known.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.queue.choose import Blocked, Hindrance, WaitingRun, choose
-from lorad.daemon.queue.limits import enough_from
+from lorad.daemon.queue.limits import quota_of
 from lorad.daemon.queue.setups import Placement, candidates
 from lorad.daemon.queue.snapshot import Snapshot
 from lorad.errors import LoradError
@@ -48,13 +48,13 @@ class _World:
     """The queue at one moment to come.
 
     at: Unix time.
-    now: what placing decides by then.
+    now: the snapshot by which runs are placed at that moment.
     waiting: runs in the order of the queue.
     ends: when runs at work end, as far as that is known.
     again: the runs among them that are then queued again, with the steps that they have made by then.
     wakes: when something else changes.
     last: the run that ended last.
-    looks: how often it may still look for room.
+    looks: how often room may still be looked for.
     paces: the paces that were looked up, by run; None where nobody has measured one.
     starts: what is foreseen of each run that starts.
     """
@@ -73,18 +73,12 @@ class _World:
 
 
 def simulate(ctx: Context, now: Snapshot, at: float) -> dict[str, Foreseen]:
-    """Find when the runs at the head of the queue start, as far as that can be known.
-
-    at: the Unix time of the snapshot.
-    """
-    quiet = [
-        dataclasses.replace(pool, guests=0)
-        for pool in now.pools
-        if now.tenants_of(pool) or pool.stop_asked is None
-    ]
+    """Find when the runs at the head of the queue start, as far as can be known, from Unix time `at` on."""
+    staying = [pool for pool in now.pools if now.tenants_of(pool) or pool.stop_asked is None]
+    pools = [dataclasses.replace(pool, guests=0) for pool in staying]
     lasting = {name: occupied for name, occupied in now.occupied.items() if not occupied[1]}
-    quietly = dataclasses.replace(now.with_runs(now.active, quiet), occupied=lasting)
-    world = _World(ctx, at, quietly, list(now.queued), looks=MOST_LOOKS)
+    quiet = dataclasses.replace(now.with_runs(now.active, pools), occupied=lasting)
+    world = _World(ctx, at, quiet, list(now.queued), looks=MOST_LOOKS)
     for run in now.active:
         _foresee_end(world, run)
     world.wakes += [run.restart_at for run in now.queued if run.restart_at is not None]
@@ -110,9 +104,7 @@ def _foresee_end(world: _World, run: RunRow) -> None:
 
 
 def _pace_of(world: _World, run: RunRow) -> Pace | None:
-    """Find how fast a run is: by its own steps, else by those of a run like it; None where nobody knows, or
-    where a client decides.
-    """
+    """Find how fast a run is, by its own steps or those of a run like it; None where a client decides."""
     if spec_of(run).algorithm.kind == "tinker":
         return None
     if run.name not in world.paces:
@@ -127,11 +119,11 @@ def _pace_of(world: _World, run: RunRow) -> Pace | None:
 
 
 def _place_all(world: _World) -> None:
-    """Place what has room now, in the order of the queue, after idle pools in its way have ended.
+    """Place the runs for which there is room now, in the order of the queue; idle pools in their way have
+    ended.
 
-    Runs of lower priority that make room stop at their next step, and are queued again.
-
-    Where a user has used up their device-hours, it is noted when they have some again.
+    Runs of lower priority that make room stop at their next step, and are queued again. Where a user has used
+    up their device-hours, it is noted when they have some again.
     """
     claims: list[WaitingRun] = []
     for run in list(world.waiting):
@@ -143,9 +135,9 @@ def _place_all(world: _World) -> None:
         with contextlib.suppress(KeyError, OSError, msgspec.MsgspecError, LoradError):
             choice = choose(world.ctx, world.now, run, claims, world.at)
             if isinstance(choice, Blocked) and Hindrance.LIMIT in choice.by:
-                again = enough_from(world.ctx, run.owner, run.owner_uid, world.at)
-                if again is not None and again > world.at and again not in world.wakes:
-                    world.wakes.append(again)
+                quota = quota_of(world.ctx, run.owner, run.owner_uid, world.at)
+                if quota is not None and quota.again is not None and quota.again not in world.wakes:
+                    world.wakes.append(quota.again)
                 continue
             world.looks -= 1
             now = world.now
@@ -173,8 +165,8 @@ def _place_all(world: _World) -> None:
 def _start(world: _World, run: RunRow, setup: PoolSetup) -> None:
     """Let a run begin in the pool of its kind, or in a new one."""
     now = world.now
-    pool = next((pool for pool in now.pools if pool.setup.key == setup.key and now.is_used(pool)), None)
     pools = list(now.pools)
+    pool = next((pool for pool in pools if pool.setup.key == setup.key and now.is_used(pool)), None)
     if pool is None:
         named = replace(setup, pool=f"new-{len(world.starts) + 1}")
         pool = Pool(named, _NOWHERE, grant=GrantStatus(state="granted") if setup.nodes else None)
@@ -203,7 +195,7 @@ def _advance(world: _World) -> bool:
     gone = next(run for run in world.now.active if run.name == ending)
     active = [run for run in world.now.active if run.name != ending]
     pools = list(world.now.pools)
-    for place, pool in enumerate(pools):  # its own as that is when the run has left it
+    for place, pool in enumerate(pools):  # the run's own is then as after the run has left it
         status = pool.status
         if status is None or gone.pool != pool.id:
             continue

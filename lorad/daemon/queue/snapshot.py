@@ -1,8 +1,8 @@
-"""What a pass of placing decides by: the queue, the active runs, the pools and the devices at one moment.
+"""A snapshot of what a pass of placing decides by: the queue, the active runs, the pools and the devices.
 
-It is taken once at the beginning of a pass. Where the pass begins a run or asks runs to make room, it takes
-runs and pools anew (`with_runs_of`). What is on the devices does not change in a pass, as processes start and
-end outside of it.
+It is taken once at the beginning of a pass. Where the pass begins a run or asks runs to make room, runs and
+pools are taken anew (`with_runs_of`). What is on the devices does not change in a pass, as processes start
+and end outside of it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ LOOKED_AT = 32  # runs at the head of the queue for which a pass looks for room,
 
 
 class _Taken(NamedTuple):
-    """A device that no pool of this daemon has, and that somebody has locked.
+    """A device that somebody else than a pool of this daemon has locked.
 
     words: who holds it.
     is_idle: its holder does nothing with it.
@@ -65,7 +65,7 @@ class Snapshot:
     active: the runs that work, by priority and age.
     tenants: the active runs in each pool that has any.
     room: the capacity of each pool with everything counted as taken that its runs take or will take.
-    reader: who reads what is written down about a run, or asks for a pool: they hear only of what they see.
+    reader: finds what somebody may read of others, who asks for a pool or reads what a run waits for.
     on_cluster: queued runs that may go to the cluster.
     passed: queued runs that others pass on the cluster: it did not grant in time what they ask for.
     lacking: pools that wait for nodes of the cluster, and did not get them at once.
@@ -98,10 +98,10 @@ class Snapshot:
         return pool.process.is_up or pool.id in self.tenants
 
     def blockers(self, place: Placement, run: RunRow | None) -> list[Pool]:
-        """List the pools in use that must end before a pool can start at this place with `run` in it. If such
-        a pool is there already, list that.
+        """List the pools in use that must end before a pool can start at this place with `run` in it; where
+        such a pool is up already, list that.
 
-        On a cluster that is the pool that waits for nodes, as only one waits at a time. Where its runs go
+        On a cluster it is the pool that waits for nodes, as only one waits at a time. Where its runs go
         first, no other pool is joined.
         """
         setup = place.setup
@@ -121,8 +121,8 @@ class Snapshot:
         return first or same or waiting
 
     def pools_on(self, devices: Devices) -> list[Pool]:
-        """List the pools in use that have one of the devices of this machine; a CPU with other slots than
-        before is theirs as a whole.
+        """List the pools in use that have one of these devices. A pool whose slots the CPU no longer has
+        holds all of it.
         """
         names = {device.name for device in devices}
         of_machine = {device.name for device in self.devices}

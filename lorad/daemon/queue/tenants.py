@@ -1,9 +1,9 @@
 """The runs of a pool: what they take of it, whether another one fits, and with which pool process each began.
 
-A run takes engine versions (those that stay loaded for it, and the one being loaded), a slot of the trainer
-and the memory of both. A pool reports what it has; until it answers, and where it reports nothing, the limits
-that it is started with count. What a run will take counts from its placing: a burst of runs does not get the
-same room twice.
+A run takes versions in the engine (some stay loaded for it, one is being loaded), a slot in the trainer and
+the memory of both. A pool reports what it has; until it answers, and where it reports nothing, it has the
+limits that it is started with. What a run will take counts from its placing on, so that a burst of runs does
+not get the same room twice.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from lorad.daemon.pools.life import look_at_process
 from lorad.daemon.process.processes import ProcessState, read_object
 from lorad.errors import LoradError
 from lorad.protocol.pool_setup import ServerSetup
+from lorad.protocol.preflight import SpecFacts
 from lorad.protocol.status import Capacity, PoolStatus
 from lorad.spec.model import Spec
 from lorad.store.rows import RunRow
@@ -38,6 +39,8 @@ _Tenancy = tuple[str, int]  # run, attempt
 class Need(Struct, frozen=True):
     """What a run takes of a pool.
 
+    versions: how many the engine has loaded for it at a time.
+    rank: the rank of its adapter.
     memory: bytes of its slot and its versions; 0 when its size is not known.
     """
 
@@ -59,33 +62,22 @@ class _PoolLack(Struct, frozen=True):
 
 def need_in(run: RunRow, pool_dtype: str) -> Need:
     """Compute what a run takes of a pool. Raises StorageError where its files cannot be read."""
-    facts = request_of(run).facts
-    return need_of(
-        spec_of(run),
-        facts.adapter_parameters,
-        pool_dtype,
-        facts.reference_parameters,
-        facts.critic_parameters,
-    )
+    return need_of(spec_of(run), request_of(run).facts, pool_dtype)
 
 
-def need_of(spec: Spec, parameters: int, dtype: str, reference: int = 0, critic: int = 0) -> Need:
+def need_of(spec: Spec, facts: SpecFacts, dtype: str) -> Need:
     """Compute what a run takes of a pool of this dtype.
 
-    parameters: how many the adapter has, 0 when not known.
-    reference: parameters of the adapter that KL is measured against, whose slot has weights alone.
-    critic: parameters of the critic, of which there are no versions.
+    The adapter that KL is measured against has weights alone in its slot, and the critic has no versions.
     """
     versions = spec.rollout.max_staleness + 3  # the current, the one before, as many more, the next one
-    own = parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
-    return Need(versions, spec.lora.max_rank, own + reference * _FROZEN_BYTES + critic * _SLOT_BYTES)
+    own = facts.adapter_parameters * (_SLOT_BYTES + versions * _NUMBER_BYTES.get(dtype, 2))
+    others = facts.reference_parameters * _FROZEN_BYTES + facts.critic_parameters * _SLOT_BYTES
+    return Need(versions, spec.lora.max_rank, own + others)
 
 
 def capacity_of(server: ServerSetup | None, status: PoolStatus | None) -> Capacity:
-    """Read a pool's capacity from its status, or take the defaults.
-
-    Servers keep room for their attestations.
-    """
+    """Read a pool's capacity from its status, or take the defaults. Servers keep room for attestations."""
     capacity = status.capacity if status else None
     if capacity is None:
         rank = server.max_rank if server else MAX_RANK
@@ -102,45 +94,32 @@ def promised(capacity: Capacity, needs: Mapping[_Tenancy, Need], status: PoolSta
     have yet to load. Kept versions belong to no run; other versions that are only served are unloaded when
     room is needed.
     """
+    kept = status.kept if status else []
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
-    coming = [need for tenancy, need in needs.items() if tenancy not in opened]
-    others = len(status.kept) if status else 0
     at_work = {run for run, _ in opened}
     served = {v for v in status.loaded if v.rpartition("@")[0] not in at_work} if status else set()
-    spare = len(served - {*status.kept}) if status else 0
-    return replace(
-        capacity,
-        versions=max(
-            capacity.versions - spare + sum(need.versions for need in coming),
-            others + sum(need.versions for need in needs.values()),
-        ),
-        memory_used=max(
-            capacity.memory_used + sum(need.memory for need in coming),
-            sum(need.memory for need in needs.values()),
-        ),
-    )
+    coming = [need for tenancy, need in needs.items() if tenancy not in opened]
+    versions = capacity.versions - len(served - {*kept}) + sum(need.versions for need in coming)
+    used = capacity.memory_used + sum(need.memory for need in coming)
+    versions = max(versions, len(kept) + sum(need.versions for need in needs.values()))
+    used = max(used, sum(need.memory for need in needs.values()))
+    return replace(capacity, versions=versions, memory_used=used)
 
 
 def lacking(capacity: Capacity, need: Need) -> _PoolLack | None:
-    """Find what a run with `need` lacks; None when it fits.
-
-    capacity: as `promised` computes it.
-    """
+    """Find what a run with `need` lacks of a `promised` capacity; None when it fits."""
     if need.rank > capacity.max_rank:
-        return _PoolLack(
-            f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}", "lower lora.rank"
-        )
+        says = f"takes adapters up to rank {capacity.max_rank}, this one has {need.rank}"
+        return _PoolLack(says, "lower lora.rank")
     remedy = "lower rollout.max_staleness or lora.rank"
     if need.versions > (left := max(0, capacity.max_versions - capacity.versions)):
         plural = "" if left == 1 else "s"
-        return _PoolLack(
-            f"has room for {left or 'no'} more version{plural}, it needs {need.versions}", remedy
-        )
+        says = f"has room for {left or 'no'} more version{plural}, it needs {need.versions}"
+        return _PoolLack(says, remedy)
     left = max(0, capacity.memory - capacity.memory_used)
     if capacity.memory and need.memory > left:
-        return _PoolLack(
-            f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter", remedy
-        )
+        says = f"has {in_units(left)} left, it needs {in_units(need.memory)} for its adapter"
+        return _PoolLack(says, remedy)
     return None
 
 
@@ -156,9 +135,7 @@ def room_in(pool: Pool, tenants: Iterable[RunRow]) -> Capacity:
 
 
 def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[_Tenancy, Need]:
-    """Compute what each run in the pool takes, except runs without files: only the pool's status counts
-    those.
-    """
+    """Compute what each run in the pool takes; the pool's status alone counts runs whose files are gone."""
     needs: dict[_Tenancy, Need] = {}
     for run in tenants:
         with contextlib.suppress(LoradError, msgspec.MsgspecError):
@@ -167,10 +144,9 @@ def needs_of(pool: Pool, tenants: Iterable[RunRow]) -> dict[_Tenancy, Need]:
 
 
 def life_of(ctx: Context, run: RunRow) -> tuple[AttemptDir, ProcessState] | None:
-    """Find the pool process that the run's attempt began with, though the pool may have another by now; None:
-    no such pool.
+    """Find the pool process that the run's attempt began with, though the pool may have another by now.
 
-    Before its driver is started it is the newest one.
+    Before the driver is started it is the newest one. None where there is no such pool.
     """
     pool = ctx.pools.get(run.pool or "")
     if pool is None:

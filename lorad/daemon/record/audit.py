@@ -1,14 +1,15 @@
 """The audit of a run: from its journal and its sample files alone, whether every batch counts once and every
 token is of a version that was attested before anything was trained on it.
 
-What it proves of the surviving lineage: its steps are 1 to N, each once; the batches follow one another in
-the data without a gap or a repetition; the file of a step's samples is the one that was journaled; every
-sample is of a prompt of the step, has tokens, and was made by a version of this lineage that had passed its
-attestation (or was inconclusive with proved delivery) before the step was recorded, no older than the spec of
-the attempt allows.
+It proves of the surviving lineage that its steps are 1 to N, each once; that the batches follow one another
+in the data without a gap or a repetition; that the file of a step's samples is the one that was journaled;
+and that every sample is of a prompt of the step, has tokens, and was made by a version of this lineage that
+had passed its attestation (or was inconclusive with proved delivery) before the step was recorded, no older
+than the spec of the attempt allows.
 """
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -21,14 +22,13 @@ from lorad.bounds import JOURNAL_BYTES, ROW_BYTES, SAMPLES_BYTES, SPEC_BODY_BYTE
 from lorad.box.paths import RunDir
 from lorad.files import opened_whole, read_file
 from lorad.protocol.journal import Record, StepFact, VersionFact, lineage, read
-from lorad.spec.model import Spec
 from lorad.spec.text import from_json
 
 _ATTESTED = ("passed", "inconclusive")
 
 
 class _Maker(Struct, frozen=True):
-    """The version of a step's samples, as far as it counted at that time.
+    """The version that made a step's samples.
 
     until: the last step whose weights it was.
     """
@@ -58,10 +58,12 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
     with opened_whole(directory.journal, JOURNAL_BYTES) as file:
         whole = sum(line.endswith(b"\n") for line in file)
     records = [record for record, _ in read(directory.journal)]
-    problems = []
-    for before, record in zip([0, *(record.seq for record in records)], records, strict=False):
-        if record.seq != before + 1:
-            problems.append(f"journal: record {record.seq} follows record {before}")
+    numbers = [0, *(record.seq for record in records)]
+    problems = [
+        f"journal: record {number} follows record {before}"
+        for before, number in itertools.pairwise(numbers)
+        if number != before + 1
+    ]
     if whole > len(records):  # a torn last line counts as never written
         count = whole - len(records)
         problems.append(f"journal: {count} lines from line {len(records) + 1} on cannot be read")
@@ -75,9 +77,8 @@ def audit(run_dir: Path, *, spared: bool = False) -> list[str]:
         if fact.position != position:
             begins = f"its batch begins at prompt {fact.position}, the one before ended at {position}"
             problems.append(f"step {record.step}: {begins}")
-        consumed = len(fact.prompts) if fact.consumed is None else fact.consumed
         number = record.step
-        position = fact.position + consumed
+        position = fact.position + (len(fact.prompts) if fact.consumed is None else fact.consumed)
         wrong = _audit_step(directory, record, fact, made_by[record.seq], spared=spared)
         problems += [f"step {record.step}: {problem}" for problem in wrong]
     return problems
@@ -110,6 +111,9 @@ def _audit_step(
 ) -> Iterator[str]:
     if not fact.samples:
         return
+    own = directory.attempt(record.attempt)
+    place = own.work / own.spec.name
+    spec = from_json(read_file(place if place.exists() else directory.spec, SPEC_BODY_BYTES))
     name = f"{record.run}@{fact.version}"
     if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
@@ -118,13 +122,13 @@ def _audit_step(
         if attested not in _ATTESTED:
             yield f"its samples are of {name}, whose attestation is {attested!r}"
         age = record.step - 1 - made_by.until
-        allowed = _spec_at(directory, record.attempt).rollout.max_staleness
+        allowed = spec.rollout.max_staleness
         if not 0 <= age <= allowed:
             yield f"its samples are of {name}, {age} steps old; {allowed} are allowed"
     path = directory.root / fact.samples
     if not path.exists():
-        if not spared:  # as many as `checkpoint.keep_samples` may be there, and then older ones are gone
-            keep = _spec_at(directory, record.attempt).checkpoint.keep_samples
+        if not spared:  # where there are as many as `checkpoint.keep_samples`, the others were pruned
+            keep = spec.checkpoint.keep_samples
             if not 0 < keep <= sum(1 for _ in directory.samples.glob("*.jsonl")):
                 yield f"{fact.samples} is missing"
         return
@@ -156,10 +160,3 @@ def _audit_samples(lines: Iterable[bytes], step: int, version: str, prompts: Cou
     group = sampled.total() // max(1, prompts.total())
     if sampled != Counter({prompt: times * group for prompt, times in prompts.items()}):
         yield f"its {sampled.total()} samples are not {group} of each of its {prompts.total()} prompts"
-
-
-def _spec_at(directory: RunDir, attempt: int) -> Spec:
-    """Read the spec of an attempt, or of the run where the attempt's own was not kept."""
-    own = directory.attempt(attempt)
-    path = own.work / own.spec.name
-    return from_json(read_file(path if path.exists() else directory.spec, SPEC_BODY_BYTES))

@@ -1,6 +1,4 @@
-"""Make rows from the directories of runs and from the gateway's table, where the daemon's journal is
-incomplete.
-"""
+"""Make rows from directories of runs and the gateway's table, where the daemon's journal is incomplete."""
 
 import contextlib
 import json
@@ -29,10 +27,7 @@ _IMPORTED = "imported from "
 
 
 def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
-    """Add runs that only their directories know, except removed ones.
-
-    Yields a sentence per unreadable one.
-    """
+    """Add runs that only their directories know, except removed ones. Yields a sentence about each."""
     gone = {event["run"] for event in tables.rows["events"].values() if event["kind"] == "removed"}
     for directory in sorted(runs_root.iterdir()) if runs_root.is_dir() else []:
         name = directory.name
@@ -40,7 +35,7 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
         if is_known or not (directory / "journal.jsonl").exists():
             continue
         try:
-            row = of_directory(directory) | _as_it_went(directory)
+            row = row_of(directory) | _as_it_went(directory)
             attempts = list(_attempts_of(RunDir(directory)))
         except _UNREADABLE as error:
             yield f"{directory} is not taken over, as it cannot be read: {error!r}"
@@ -52,41 +47,35 @@ def add_unknown(tables: Tables, runs_root: Path) -> Iterator[str]:
 
 
 def add_attempts(tables: Tables) -> Iterator[str]:
-    """Add what the attempt directories of known runs contain beside the journals.
-
-    Yields a sentence per failure.
-    """
+    """Add what the attempt directories of known runs contain. Yields a sentence about each failure."""
     for (name,), run in tables.rows["runs"].items():
         try:
             for row in _attempts_of(RunDir(Path(run["directory"]))):
-                tables.put(
-                    "attempts", {"run": name, **row} | tables.rows["attempts"].get((name, row["attempt"]), {})
-                )
+                recorded = tables.rows["attempts"].get((name, row["attempt"]), {})
+                tables.put("attempts", {"run": name, **row} | recorded)
         except _UNREADABLE as error:
             yield f"the attempts of run {name} cannot be read: {error!r}"
 
 
-def of_directory(directory: Path) -> Row:
+def row_of(directory: Path) -> Row:
     """Make a run's row as it was when the run was made, with its newest attempt."""
+    run = RunDir(directory)
     numbers = [int(attempt.root.name) for attempt in attempts_under(directory)]
-    newest = RunDir(directory).attempt(max(numbers, default=0)).spec
-    written = newest if newest.exists() else RunDir(directory).spec
-    text = read_file(written, SPEC_BODY_BYTES) if directory.is_dir() else b"{}"
-    spec = json.loads(text)
+    newest = run.attempt(max(numbers, default=0)).spec
+    written = newest if newest.exists() else run.spec
+    spec = json.loads(read_file(written, SPEC_BODY_BYTES) if directory.is_dir() else b"{}")
     lora = spec.get("lora") or {}
-    origin = RunDir(directory).origin
     # the weights that a fork began with lie in its directory, wherever that was when the spec was written
-    if Path(lora.get("adapter_path") or "").parts[-2:] == origin.parts[-2:]:
-        lora["adapter_path"] = str(origin)
+    if Path(lora.get("adapter_path") or "").parts[-2:] == run.origin.parts[-2:]:
+        lora["adapter_path"] = str(run.origin)
     forked_from = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads(read_file(origin / "manifest.json", SPEC_BODY_BYTES))
+        manifest = json.loads(read_file(run.origin / "manifest.json", SPEC_BODY_BYTES))
         forked_from = f"{manifest['run']}@{manifest['version']}"
     about = directory.stat() if directory.is_dir() else None
-    journal = RunDir(directory).journal
-    began = [record for record, _ in read(journal) if record.kind == "attempt"]
-    # a shared daemon has the directory
-    uid = (journal.lstat() if journal.exists() else about).st_uid if about else 0
+    began = [record for record, _ in read(run.journal) if record.kind == "attempt"]
+    # the directory belongs to a shared daemon, the journal to the user
+    uid = (run.journal.lstat() if run.journal.exists() else about).st_uid if about else 0
     return {
         "name": directory.name,
         "owner": str(uid),
@@ -110,24 +99,17 @@ def of_directory(directory: Path) -> Row:
 
 
 def _as_it_went(directory: Path) -> Row:
-    """Conclude from its journal the state of a run of whose moves nothing is known.
-
-    The next daemon settles one that works; one that died without a word is resumed when somebody asks for it.
-    """
+    """Conclude the state of a run from its journal; one that died without a word is paused."""
     journal = RunDir(directory).journal
     records = [record for record, _ in read(journal)]
-    if not records or not any(record.kind == "attempt" for record in records):
+    if not any(record.kind == "attempt" for record in records):
         attestations = [record.data["attestation"] for record in records if record.kind == "version"]
-        if attestations and attestations[-1].startswith(_IMPORTED):
-            source = attestations[-1].removeprefix(_IMPORTED).partition(": ")[0]
-            source_row = {
-                "detail": _IMPORTED + source,
-                "origin": source,
-                "steps": 0,
-                "ended_at": records[-1].at,
-            }
-            return {"state": "ended", "reason": EndReason.IMPORTED.value} | source_row
-        return {"state": RunState.PAUSED.value}
+        if not attestations or not attestations[-1].startswith(_IMPORTED):
+            return {"state": RunState.PAUSED.value}
+        source = attestations[-1].removeprefix(_IMPORTED).partition(": ")[0]
+        ended = {"state": RunState.ENDED.value, "ended_at": records[-1].at}
+        reason = EndReason.IMPORTED.value
+        return ended | {"reason": reason, "detail": _IMPORTED + source, "origin": source, "steps": 0}
     newest = records[-1].attempt
     if is_locked(RunDir(directory).attempt(newest)):
         return {"state": RunState.RUNNING.value}
@@ -135,13 +117,8 @@ def _as_it_went(directory: Path) -> Row:
     if end is None:
         return {"state": RunState.PAUSED.value}
     reason = end.reason if end.reason in EndReason.__members__.values() else "failed"
-    return {
-        "state": RunState.ENDED.value,
-        "created_at": records[0].at,
-        "reason": reason,
-        "detail": end.detail,
-        "ended_at": records[-1].at,
-    }
+    ended = {"state": RunState.ENDED.value, "ended_at": records[-1].at}
+    return ended | {"created_at": records[0].at, "reason": reason, "detail": end.detail}
 
 
 def _attempts_of(directory: RunDir) -> Iterator[Row]:
@@ -151,16 +128,12 @@ def _attempts_of(directory: RunDir) -> Iterator[Row]:
         if not attempt.command.exists():
             continue
         end = end_of(last_facts(directory.journal, number))
-        began = next(
-            (r.at for r, _ in read(directory.journal) if r.attempt == number), attempt.command.stat().st_mtime
-        )
+        times = (record.at for record, _ in read(directory.journal) if record.attempt == number)
         yield {
             "attempt": number,
-            "started_at": began,
-            "ended_at": status.get("ended_at"),
-            "exit_code": status.get("exit_code"),
-            "signal": status.get("signal"),
+            "started_at": next(times, attempt.command.stat().st_mtime),
             "reason": end.reason if end else None,
+            **{key: status.get(key) for key in ("ended_at", "exit_code", "signal")},
         }
 
 

@@ -1,5 +1,4 @@
-"""A home, or its `storage`, that was moved while no daemon had it: rows that name the old place are
-corrected.
+"""Correct the rows that name the old place of a home, or of its `storage`, that was moved without a daemon.
 
 Only `runs.directory` and `lora.adapter_path` of a spec hold paths of the home; all others in the database are
 relative to the run's directory.
@@ -25,12 +24,12 @@ _MOST = 1 << 20  # bytes of a first record that are compared
 
 
 def relocate(ctx: Context) -> None:
-    """Correct the rows of all runs that lie under the present root, in one transaction that the journal
-    records. A directory counts that has the journal which the database has taken in.
+    """Correct the rows of all runs whose directory lies under the present root and has the journal that the
+    database has taken in, in one transaction that the daemon's journal records.
     """
     moved = []
     for run in runs.every(ctx.store):
-        if (place := corrected(place_of(run), ctx.runs_root)) is None:
+        if (place := correct_place(run, ctx.runs_root)) is None:
             continue
         journal = RunDir(Path(place.directory)).journal
         try:
@@ -48,32 +47,26 @@ def relocate(ctx: Context) -> None:
     former = ", ".join(sorted({str(Path(run.directory).parent) for run, _ in moved}))
     with ctx.store.write():
         for run, place in moved:
-            runs.relocate(ctx.store, run.name, directory=place.directory, spec_json=place.spec)
+            runs.set_fields(ctx.store, run.name, directory=place.directory, spec=place.spec)
         data = {"runs": len(moved), "from": former, "to": str(ctx.runs_root), "by": "daemon"}
         events.append(ctx.store, None, "moved", data)
     log.warning("the files of %d runs were moved from %s to %s", len(moved), former, ctx.runs_root)
 
 
 class RunPlace(Struct, frozen=True):
-    """Where the files of a run lie, and its spec as JSON text, which may name such files."""
+    """Where the files of a run lie, and its spec as JSON, which may name such files."""
 
     name: str
     directory: str
     spec: str
 
 
-def place_of(run: RunRow) -> RunPlace:
-    return RunPlace(run.name, run.directory, run.spec)
-
-
-def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
-    """Correct the place of a run whose files lie in `runs_root` though its row says elsewhere; else None.
+def correct_place(run: RunPlace | RunRow, runs_root: Path) -> RunPlace | None:
+    """Correct the place of a run whose files lie in `runs_root` though its row says elsewhere, and the
+    `lora.adapter_path` of its spec if that is of a run of this home; None for any other run.
 
     Where the old directory still has a run in it, the new one must be a copy of it. A driver that had yet to
-    see that its home was moved may have made the old one again; there is neither a request nor a journal in
-    it.
-
-    In the spec `lora.adapter_path` then means where the files are now, if they belong to a run of this home.
+    see that its home was moved may have made the old one again, with neither a request nor a journal.
     """
     old = Path(run.directory)
     new = runs_root / run.name
@@ -96,7 +89,7 @@ def corrected(run: RunPlace, runs_root: Path) -> RunPlace | None:
 
 
 def _beginning(run: RunDir) -> bytes:
-    """Read the first record, with when it was written; the spec of a run that has not begun."""
+    """Read the first record, which says when it was written; the spec of a run that has not begun."""
     path = run.journal if run.journal.exists() else run.spec
     with open_file(path) as file:
         return file.readline(_MOST)

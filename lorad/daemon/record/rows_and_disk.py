@@ -1,12 +1,14 @@
-"""The rows against the disk, both ways: what something needs and is not there, and what nobody knows. Looks
-at names only; `lorad verify` reads the bytes."""
+"""The rows against the disk: which needed files are missing, and which files no row names. It looks at names
+only; `lorad verify` reads the bytes.
+"""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from lorad.adapters.directory import TEMPORARY
 from lorad.box.paths import Home, RunDir
-from lorad.daemon.record.relocate import corrected, place_of
+from lorad.daemon.record.relocate import correct_place
 from lorad.daemon.storage.prune import REMOVED, VERSION, key_of, listed
 from lorad.records.daemon import Census, Finding
 from lorad.states import RunState
@@ -21,63 +23,53 @@ _MOST = 20  # findings of a kind that are listed one by one
 _REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and keeps this one."
 
 
-def of_home(home: Home, runs_root: Path) -> Census:
-    """Take the census of a home on a connection of its own.
-
-    What cannot be read is a problem, not an error.
-    """
+def take_census(home: Home, runs_root: Path) -> Census:
+    """Take the census of a home on a connection of its own. Unreadable files are problems, not errors."""
     if not home.database.exists():
-        problem = f"{home.database} is gone" if home.journal.exists() and home.journal.stat().st_size else ""
-        return Census([problem] if problem else [], [], [], [])
+        was_used = home.journal.exists() and home.journal.stat().st_size
+        return Census([f"{home.database} is gone"] if was_used else [], [], [], [])
     report: CheckReport = check(home.database)
     if report.problems:
         return Census(report.problems, report.warnings, [], [])
-    reader = Reader(home.database)
-    try:
-        with reader.at_once():
-            rows = {row.name: row for row in runs.every(reader)}
-            missing = [*_missing(reader, rows, runs_root)]
-            unknown = [*_unknown(reader, rows, runs_root)]
-            for path in listed(home.pools):
-                if path.is_dir() and not (path / "pool.json").exists():
-                    what = f"{path} is the directory of no pool"
-                    unknown.append(Finding(what, "Delete it once nothing works there."))
-    finally:
-        reader.close()
-    return Census(report.problems, report.warnings, _bounded(missing), _bounded(unknown), len(rows))
-
-
-def _bounded(findings: list[Finding]) -> list[Finding]:
-    more = len(findings) - _MOST
-    return [*findings[:_MOST], Finding(f"{more} more", "Mend these first.")] if more > 0 else findings
+    with contextlib.closing(Reader(home.database)) as reader, reader.at_once():
+        rows = {row.name: row for row in runs.every(reader)}
+        missing = [*_missing(reader, rows, runs_root)]
+        unknown = [*_unknown(reader, rows, runs_root)]
+    for path in listed(home.pools):
+        if path.is_dir() and not (path / "pool.json").exists():
+            what = f"{path} is the directory of no pool"
+            unknown.append(Finding(what, "Delete it once nothing works there."))
+    for findings in (missing, unknown):
+        if (more := len(findings) - _MOST) > 0:
+            findings[_MOST:] = [Finding(f"{more} more", "Mend these first.")]
+    return Census(report.problems, report.warnings, missing, unknown, len(rows))
 
 
 def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
-    """Find directories of runs that are gone, and in the others pinned or served versions without files,
-    except an active run's newest, which a pool may be writing; and checkpoints.
+    """Find directories of runs that are gone, and in the others checkpoints and pinned or served versions,
+    except an active run's newest, which a pool may be writing.
     """
     gone = {name: run for name, run in rows.items() if not Path(run.directory).is_dir()}
-    moved = {name for name, run in gone.items() if corrected(place_of(run), runs_root)}
+    moved = {name for name, run in gone.items() if correct_place(run, runs_root)}
     if moved:
         missing = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
         yield Finding(missing, "`lorad daemon start` continues with them there; stop a running daemon first.")
     for name in (name for name in gone if name not in moved):
+        what = f"run {name}: its directory {gone[name].directory} is missing"
         advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {name}`"
-        yield Finding(
-            f"run {name}: its directory {gone[name].directory} is missing", f"{advice} forgets the run."
-        )
+        yield Finding(what, f"{advice} forgets the run.")
     for version in held_versions(reader):
         run = rows[version.run]
         name = f"{version.run}@{version.version}"
         is_coming = RunState(run.state).is_active and run.version == version.version
         if version.run in gone or Path(version.path).is_dir() or is_coming:
             continue
-        alias = next(iter(version.aliases), None)
-        how = f"served as {alias}" if alias else "pinned"
-        instead = (
-            f"`lorad swap {alias} RUN@N` serves another one" if alias else f"`lorad unpin {name}` lets it go"
-        )
-        yield Finding(f"{name} is {how}, and its files {version.path} are missing", f"{instead}.")
+        how = "pinned"
+        advice = f"`lorad unpin {name}` lets it go."
+        if version.aliases:
+            how = f"served as {version.aliases[0]}"
+            advice = f"`lorad swap {version.aliases[0]} RUN@N` serves another one."
+        yield Finding(f"{name} is {how}, and its files {version.path} are missing", advice)
     for row in not_deleted(reader, lineage=True):
         if row.run not in gone and not Path(row.path).is_dir():
             missing = f"the checkpoint of run {row.run} at step {row.step} is missing: {row.path}"
@@ -85,15 +77,10 @@ def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator
 
 
 def _unknown(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator[Finding]:
-    """Find directories and files without a row; files of runs that are over: what an active run writes may
-    not be ingested yet.
-    """
+    """Find directories of no run, and files that the journals of runs that are over do not record."""
     for path in listed(runs_root):
         if path.name not in rows and path.is_dir() and not path.name.startswith((REMOVED, TEMPORARY)):
-            advice = (
-                f"If it was a run of this home, {_REPAIR[0].lower()}{_REPAIR[1:]} Else move it away, or "
-                "delete it."
-            )
+            advice = f"If it was a run of this home, {_REPAIR} Else move it away, or delete it."
             yield Finding(f"no run of the database has its files in {path}", advice)
     recorded = ever_made(reader)
     versions = numbers(reader)

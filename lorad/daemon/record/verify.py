@@ -1,6 +1,4 @@
-"""Check that everything that a run wrote is unchanged: one check for each kind of thing, by the run's
-journal.
-"""
+"""Check by the journal of a run that everything that it wrote is unchanged, with a check for each kind."""
 
 import hashlib
 import time
@@ -21,6 +19,8 @@ from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
 from lorad.protocol.pool_setup import Quantize
 from lorad.records.daemon import VerificationCheck
+
+_Findings = tuple[str, list[str]]  # what was looked at, and the problems
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def check_files(run: VerifiedRun) -> list[VerificationCheck]:
     except OSError as error:
         trouble = [f"{journal}: {error.strerror}"]
     records = [record for line in lines if (record := decode(line)) is not None]
-    checks: Mapping[str, Callable[[], VerificationCheck]] = {
+    checks: Mapping[str, Callable[[], _Findings]] = {
         "base": partial(_check_base, run, records),
         "journal": partial(_check_journal, run, lines, trouble),
         "versions": partial(_check_versions, run, records),
@@ -73,145 +73,121 @@ def check_files(run: VerifiedRun) -> list[VerificationCheck]:
     for name, check in checks.items():
         started = time.monotonic()
         try:
-            done = check()
-        except OSError as error:  # as of a link that its owner put there, to what they may not read
-            done = VerificationCheck(name, "what could be read", [f"{error.filename}: {error.strerror}"])
-        seconds = time.monotonic() - started
-        timed.append(VerificationCheck(done.check, done.looked_at, done.problems, seconds))
+            looked_at, problems = check()
+        except OSError as error:  # such as of a link that its owner put there, to what they may not read
+            looked_at = "what could be read"
+            problems = [f"{error.filename}: {error.strerror}"]
+        timed.append(VerificationCheck(name, looked_at, problems, time.monotonic() - started))
     return timed
 
 
-def _check_base(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
+def _check_base(run: VerifiedRun, records: list[Record]) -> _Findings:
     """Check that the weight files are those that every attempt trained on."""
-    digests = {
-        r.attempt: r.data["model_sha256"]
-        for r in records
-        if r.kind == "attempt" and r.data.get("model_sha256")
-    }
+    begun = [record for record in records if record.kind == "attempt" and record.data.get("model_sha256")]
+    digests = {record.attempt: record.data["model_sha256"] for record in begun}
     if not digests:
-        return VerificationCheck("base", "no attempt recorded its checksum", [])
+        return "no attempt recorded its checksum", []
     try:
         sha256 = weights_sha256(run.model_path, run.quantize)
     except (LoradError, OSError) as error:
-        return VerificationCheck("base", str(run.model_path), [f"{run.model_path}: {error}"])
-    wrong = [
-        f"{run.model_path}: its weights have sha256 {sha256}, attempt {attempt} trained on {digest}"
-        for attempt, digest in digests.items()
-        if digest != sha256
-    ]
-    return VerificationCheck("base", f"{run.model_path}, {counted(len(digests), 'attempt')}", wrong)
+        return str(run.model_path), [f"{run.model_path}: {error}"]
+    has = f"{run.model_path}: its weights have sha256 {sha256}"
+    differing = {attempt: digest for attempt, digest in digests.items() if digest != sha256}
+    problems = [f"{has}, attempt {attempt} trained on {digest}" for attempt, digest in differing.items()]
+    return f"{run.model_path}, {counted(len(digests), 'attempt')}", problems
 
 
-def _check_journal(run: VerifiedRun, lines: list[bytes], trouble: list[str]) -> VerificationCheck:
+def _check_journal(run: VerifiedRun, lines: list[bytes], trouble: list[str]) -> _Findings:
     """Check that each line has its checksum and no number is left out. A torn last line does not count."""
     problems = [*trouble]
     seq = 0
     for number, line in enumerate(lines, 1):
         record = decode(line)
         if record is None and not line.endswith(b"\n"):
-            return VerificationCheck(
-                "journal", f"{counted(number - 1, 'record')} and a torn last line", problems
-            )
+            return f"{counted(number - 1, 'record')} and a torn last line", problems
         if record is None:
             problems.append(f"{run.directory.journal}:{number}: damaged")
         elif record.seq != seq + 1:
             problems.append(f"{run.directory.journal}:{number}: record {record.seq} follows record {seq}")
         seq = record.seq if record else seq + 1
-    return VerificationCheck("journal", counted(len(lines), "record"), problems)
+    return counted(len(lines), "record"), problems
 
 
-def _check_versions(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
+def _check_versions(run: VerifiedRun, records: list[Record]) -> _Findings:
     """Check that files are as written, and tensors have the digest that was attested."""
     facts = {record.data["version"]: record.data for record in records if record.kind == "version"}
     problems: list[str] = []
-    gone = 0
+    pruned = 0
     for number, fact in facts.items():
         path = run.directory.root / fact["path"]
-        if run.digests.get(number, fact["sha256"]) != fact["sha256"]:
-            problems.append(
-                f"version {number}: the database has sha256 {run.digests[number]}, not {fact['sha256']}"
-            )
+        sha256 = fact["sha256"]
+        if run.digests.get(number, sha256) != sha256:
+            problems.append(f"version {number}: the database has sha256 {run.digests[number]}, not {sha256}")
         if path.is_dir():
-            problems += _wrong_files(path) or _wrong_tensors(path, fact["sha256"])
+            problems += _check_directory(path, sha256)
         elif number in run.needed:
             problems.append(f"{path}: missing, and somebody needs it")
         else:
-            gone += 1
-    return VerificationCheck("versions", _without(counted(len(facts), "version"), gone), problems)
+            pruned += 1
+    return counted(len(facts), "version", pruned), problems
 
 
-def _wrong_files(path: Path) -> list[str]:
+def _check_directory(path: Path, sha256: str | None = None) -> list[str]:
+    """Check the files of a version or checkpoint, and its tensors if their digest is known."""
     try:
         verify(path)
+        digest = None if sha256 is None else read_peft(path).digest()
     except (LoradError, OSError) as error:
-        return [str(error)] if path.is_dir() else []  # pruned just now
+        return [str(error)] if path.is_dir() else []
+    if digest != sha256:
+        return [f"{path}: its tensors have sha256 {digest}, the journal says {sha256}"]
     return []
 
 
-def _wrong_tensors(path: Path, sha256: str) -> list[str]:
-    try:
-        digest = read_peft(path).digest()
-    except LoradError as error:
-        return [error.message] if path.is_dir() else []
-    return (
-        [] if digest == sha256 else [f"{path}: its tensors have sha256 {digest}, the journal says {sha256}"]
-    )
-
-
-def _check_checkpoints(run: VerifiedRun, records: list[Record]) -> VerificationCheck:
+def _check_checkpoints(run: VerifiedRun, records: list[Record]) -> _Findings:
     facts = {record.data["path"] for record in records if record.kind == "checkpoint"}
     problems: list[str] = []
-    gone = 0
-    for relative in sorted(facts):
-        path = run.directory.root / relative
+    pruned = 0
+    for path in (run.directory.root / relative for relative in sorted(facts)):
         if path.is_dir():
-            problems += _wrong_files(path)
+            problems += _check_directory(path)
         elif str(path) in run.checkpoints and not run.works:
             problems.append(f"{path}: missing")
         else:
-            gone += 1
-    return VerificationCheck("checkpoints", _without(counted(len(facts), "checkpoint"), gone), problems)
+            pruned += 1
+    return counted(len(facts), "checkpoint", pruned), problems
 
 
-def _check_samples(run: VerifiedRun, records: list[Record], kind: str, keep: int) -> VerificationCheck:
+def _check_samples(run: VerifiedRun, records: list[Record], kind: str, keep: int) -> _Findings:
     """Check the samples of steps or evaluations. The oldest are pruned first: what is missing between others
     was taken away.
     """
-    facts = {
-        record.data["samples"]: record.data["samples_sha256"]
-        for record in records
-        if record.kind == kind and record.data.get("samples")
-    }
-    paths = {run.directory.root / relative: sha256 for relative, sha256 in facts.items()}
-    oldest = min((age(path) for path in paths if path.exists()), default=None)
+    data = [record.data for record in records if record.kind == kind and record.data.get("samples")]
+    digests = {run.directory.root / fact["samples"]: fact["samples_sha256"] for fact in data}
+    oldest = min((age(path) for path in digests if path.exists()), default=None)
     problems = []
-    gone = 0
-    for path, sha256 in paths.items():
+    pruned = 0
+    for path, sha256 in digests.items():
         try:
             with opened_whole(path, SAMPLES_BYTES) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
-            gone += 1
+            pruned += 1
             if not keep or oldest is None or (age(path) > oldest and not run.works):
                 problems.append(f"{path}: missing")
             continue
         if digest != sha256:
             problems.append(f"{path}: changed bytes: sha256 {digest}, the journal says {sha256}")
-    what = "samples" if kind == "step" else "evals"
-    return VerificationCheck(what, _without(counted(len(paths), "file"), gone), problems)
+    return counted(len(digests), "file", pruned), problems
 
 
-def _check_audit(run: VerifiedRun) -> VerificationCheck:
+def _check_audit(run: VerifiedRun) -> _Findings:
     """Check that every batch counts once and every token is of an attested version, by `audit.py`."""
-    looked_at = "steps, batches and the version of each token"
     if not run.directory.journal.exists():
-        return VerificationCheck("audit", "nothing: it has not begun", [])
-    return VerificationCheck("audit", looked_at, audit(run.directory.root, spared=run.spared))
+        return "nothing: it has not begun", []
+    problems = audit(run.directory.root, spared=run.spared)
+    return "steps, batches and the version of each token", problems
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _without(count: str, gone: int) -> str:
-    return f"{count}, {gone} of them pruned" if gone else count
+def counted(count: int, what: str, pruned: int = 0) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}" + (f", {pruned} of them pruned" if pruned else "")

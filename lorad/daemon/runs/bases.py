@@ -1,6 +1,5 @@
-"""Which weights an adapter was made on.
-
-Another base with the same shapes would take the adapter without an error.
+"""Find out which weights an adapter was made on: another base of the same shapes would take it without an
+error.
 """
 
 from typing import Any
@@ -19,14 +18,11 @@ _KEYS = ("model_sha256", "base_checksum", "trainer", "sizes")
 
 
 def bases_of(ctx: Context, run: RunRow) -> list[dict[str, Any]]:
-    """List the bases that the attempts of a run recorded, newest first; without any, what came with its
-    adapter.
-    """
+    """List the bases that a run's attempts recorded, newest first, or those that came with its adapter."""
     attempts = events.of_kind(ctx.store, run.name, "attempt")
     recorded = [{key: attempt[key] for key in _KEYS if key in attempt} for attempt in attempts]
-    return [base for place, base in enumerate(recorded) if base not in recorded[:place]] or request_of(
-        run
-    ).bases
+    bases = [base for place, base in enumerate(recorded) if base not in recorded[:place]]
+    return bases or request_of(run).bases
 
 
 def inputs_of(ctx: Context, run: RunRow) -> dict[str, Input]:
@@ -45,14 +41,11 @@ def base_in(pool: Pool) -> list[dict[str, Any]]:
 
 
 def refuse_other_base(ctx: Context, run: RunRow, pool: Pool) -> None:
-    """Raises Conflict when the weight files of the pool's base are not those that the run's versions are made
-    for.
-    """
+    """Raise Conflict when the run's versions were made on other weights than those of the pool's base."""
     digests = [base["model_sha256"] for base in bases_of(ctx, run) if base.get("model_sha256")]
-    for base in base_in(pool):
-        if digests and base["model_sha256"] not in digests:
-            raise Conflict(
-                f"the weights of {pool.setup.model} are not those that the versions of {run.name} were made "
-                "on",
-                hint=f"Put the model back; `lorad verify {run.name}` says more.",
-            )
+    if digests and any(base["model_sha256"] not in digests for base in base_in(pool)):
+        right = f"those that the versions of {run.name} were made on"
+        raise Conflict(
+            f"the weights of {pool.setup.model} are not {right}",
+            hint=f"Put the model back; `lorad verify {run.name}` says more.",
+        )

@@ -1,4 +1,4 @@
-"""Making a run: its name, its directory, its row. What `run`, `sweep`, `fork` and `serve` have in common."""
+"""Make a run: its name, its directory, its row. `run`, `sweep`, `fork` and `serve` have this in common."""
 
 import contextlib
 import itertools
@@ -32,13 +32,10 @@ amber bold brisk calm clever crisp deft eager fair fleet gentle keen kind lively
 quick quiet rapid serene sharp silver smooth spry steady sunny swift tidy vivid warm wise witty
 """
 _ANIMALS = """
-badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gecko heron ibex jackal
-koala lark
-lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan tapir tern wolf wren yak
+badger beaver bison cobra condor crane dolphin eagle falcon ferret finch fox gecko heron ibex jackal koala
+lark lemur lynx marten mole moose newt otter owl panda puffin raven seal stork swan tapir tern wolf wren yak
 """
-
-
-_NAME_CHARACTERS = 63  # that a name has at most
+_NAME_CHARACTERS = 63  # of a name at most
 
 
 def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
@@ -53,8 +50,8 @@ def anchored(spec: Spec, cwd: Path, user: User | None) -> Spec:
 
 
 def _absolute(model: str, cwd: Path, user: User | None) -> str:
-    """Make a model's path absolute where it is a directory that this user may look into, or a model that they
-    or the home have by `lorad models get`.
+    """Make a model's path absolute where it is a directory that this user may look into, or a model that
+    `lorad models get` brought to them or to the home.
     """
     path = cwd / expanded(model, user)
     places = [own_models(Path(user.home))] if user is not None else []
@@ -77,18 +74,18 @@ def expanded(path: str, user: User | None) -> Path:
 
 def fresh_name(ctx: Context) -> str:
     """Make a name such as brisk-otter-3; two with different numbers never meet."""
-    for number in itertools.count(ctx.store.count("runs") + 1):
-        name = f"{random.choice(_ADJECTIVES.split())}-{random.choice(_ANIMALS.split())}-{number}"
-        if not (ctx.runs_root / name).exists():
-            break
-    return name
+    adjectives = _ADJECTIVES.split()
+    animals = _ANIMALS.split()
+    numbers = itertools.count(ctx.store.count("runs") + 1)
+    names = (f"{random.choice(adjectives)}-{random.choice(animals)}-{number}" for number in numbers)
+    return next(name for name in names if not (ctx.runs_root / name).exists())
 
 
-async def asked_for(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
-    """Read the spec that a request means: with a name, absolute models and nothing else looked at.
+async def read_spec(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
+    """Read the spec of a request, and give it a name and absolute paths of models. Nothing else is looked at.
 
-    Where the name is in use, and the request wants a suffix, it is the first of NAME-2, NAME-3, … that is
-    not. Raises SpecError.
+    Where the name is in use and the request asks for a suffix, the name is the first of NAME-2, NAME-3, …
+    that is free. Raises SpecError.
     """
     overrides = [*body.overrides, *([] if body.name is None else [f"name={json.dumps(body.name)}"])]
     spec = await in_thread(ctx, caller.uid, load_task, body.spec, source=body.source, overrides=overrides)
@@ -103,30 +100,23 @@ async def asked_for(ctx: Context, caller: Caller, body: RunRequest) -> Spec:
 
 
 def refuse_used(ctx: Context, spec: Spec) -> None:
-    """Raises Conflict when a run, or the files of one, have the name, in whatever capitals: a disk may ignore
-    them.
-    """
+    """Raise Conflict when a run, or files of one, have the name in any capitals: disks may ignore those."""
     if str(spec.name).lower() in ctx.queue.being_made:
         raise Conflict(f"a run named {spec.name} is being made", hint="Choose another name.")
     if taken_name := runs.name_in_use(ctx.store, str(spec.name)):
-        like = (
-            "" if taken_name == spec.name else " in other capitals, and capitals alone do not tell runs apart"
-        )
-        raise Conflict(
-            f"there is a run named {spec.name}{like}",
-            hint=f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm` that run.",
-        )
+        capitals = " in other capitals, and capitals alone do not tell runs apart"
+        like = "" if taken_name == spec.name else capitals
+        hint = f"Choose another name, let --suffix choose {spec.name}-2, or `lorad rm` that run."
+        raise Conflict(f"there is a run named {spec.name}{like}", hint=hint)
     directory = ctx.runs_root / str(spec.name)
     if (directory / "journal.jsonl").exists():
-        raise Conflict(
-            f"{directory} holds the files of a run that the database does not know",
-            hint="Choose another name, or move that directory away.",
-        )
+        hint = "Choose another name, or move that directory away."
+        raise Conflict(f"{directory} holds the files of a run that the database does not know", hint=hint)
 
 
 @contextlib.contextmanager
 def being_made(ctx: Context, names: Iterable[str]) -> Iterator[None]:
-    """Keep the names from other requests, while the files of these runs are written inside the block."""
+    """Keep these names from other requests while the block writes the files of the runs."""
     taken = {name.lower() for name in names}
     ctx.queue.being_made |= taken
     try:
@@ -136,7 +126,7 @@ def being_made(ctx: Context, names: Iterable[str]) -> Iterator[None]:
 
 
 def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Path:
-    """Make `runs/<name>/` with what was asked for; it is on disk before the run exists."""
+    """Make `runs/<name>/` with the spec and the request; it is on disk before the run exists."""
     directory = ctx.runs_root / str(spec.name)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -146,10 +136,8 @@ def make_directory(ctx: Context, spec: Spec, text: str, request: Request) -> Pat
         write_whole(RunDir(directory).spec, to_json(spec))
         write_json(directory / "request.json", msgspec.to_builtins(request))
     except OSError as error:
-        where = error.filename or directory
-        raise StorageError(
-            f"{where}: {error.strerror}", hint="Free some space, or mend the permissions."
-        ) from error
+        problem = f"{error.filename or directory}: {error.strerror}"
+        raise StorageError(problem, hint="Free some space, or mend the permissions.") from error
     return directory
 
 

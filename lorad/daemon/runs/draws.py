@@ -1,4 +1,4 @@
-"""Points of a sweep that are drawn from distributions: `trainer.lr=loguniform(1e-5,1e-3)`. Pure.
+"""Draw points of a sweep from distributions, as in `trainer.lr=loguniform(1e-5,1e-3)`. Pure.
 
 Each key has a generator of its own, from the seed and its name: another key beside it changes none of its
 draws.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lorad.bounds import POINTS
 from lorad.daemon.runs.grid import Axes, overridden_values, split
 from lorad.errors import SpecError
-from lorad.spec.text import overridden, refuse_long, refuse_many
+from lorad.spec.text import key_of_override, refuse_long, refuse_many
 
 _CALL = re.compile(r"(uniform|loguniform|int|logint|choice)\((.*)\)", re.DOTALL)
 _DIGITS = 4  # of a number that is drawn
@@ -24,7 +24,12 @@ _Draw = Callable[[random.Random], str]
 
 
 class _Distribution(NamedTuple):
-    """A key's values. draw: one of them as text. values: all of them, where they are listed."""
+    """The values that a key may have.
+
+    text: the distribution as it was written.
+    draw: draws one of them, as text.
+    values: all of them, where they are listed.
+    """
 
     text: str
     draw: _Draw
@@ -46,7 +51,7 @@ def distributions_of(overrides: Sequence[str]) -> tuple[dict[str, _Distribution]
             key, values = overridden_values(text)
             distribution = _choice(value, values) if len(values) > 1 else None
         else:
-            key = overridden(f"{first}=0")
+            key = key_of_override(f"{first}=0")
             arguments = [part for part in split(call[2]) if part]
             if call[1] == "choice":
                 distribution = _choice(value, overridden_values(f"{first}={','.join(arguments)}")[1])
@@ -70,20 +75,16 @@ def axes_of(overrides: Sequence[str]) -> tuple[Axes, list[str]]:
     """
     distributions, rest = distributions_of(overrides)
     if not distributions:
-        raise SpecError(
-            "no override has several values, so there is nothing to sweep",
-            hint="Separate them by commas, as in trainer.lr=1e-4,3e-4; `lorad run` starts a single run.",
-        )
+        hint = "Separate them by commas, as in trainer.lr=1e-4,3e-4; `lorad run` starts a single run."
+        raise SpecError("no override has several values, so there is nothing to sweep", hint=hint)
     for key, distribution in distributions.items():
         if not distribution.values:
-            raise SpecError(
-                f"{key}={distribution.text} has no list of values, which a grid needs",
-                hint="Draw points with --random 12, or separate values by commas.",
-            )
+            hint = "Draw points with --random 12, or separate values by commas."
+            raise SpecError(f"{key}={distribution.text} has no list of values, which a grid needs", hint=hint)
     return {key: [*distribution.values] for key, distribution in distributions.items()}, rest
 
 
-def drawn(distributions: dict[str, _Distribution], count: int, seed: int) -> list[list[str]]:
+def draw_points(distributions: dict[str, _Distribution], count: int, seed: int) -> list[list[str]]:
     """Draw the overrides of so many different points; equal arguments give equal points. Raises SpecError."""
     if not distributions:
         raise SpecError("no key is drawn, so all points would be the same", hint=_HINT)
@@ -92,14 +93,12 @@ def drawn(distributions: dict[str, _Distribution], count: int, seed: int) -> lis
     generators = {key: random.Random(f"{seed}/{key}") for key in distributions}
     points: dict[tuple[str, ...], None] = {}
     for _ in range(_TRIES * count):
-        values = (f"{key}={one.draw(generators[key])}" for key, one in distributions.items())
+        values = (f"{key}={spread.draw(generators[key])}" for key, spread in distributions.items())
         points.setdefault(tuple(values))
         if len(points) == count:
             return [[*point] for point in points]
-    raise SpecError(
-        f"--random {count}: there are hardly more than {len(points)} different points",
-        hint="Ask for fewer, or leave --random out for all of a grid.",
-    )
+    problem = f"--random {count}: there are hardly more than {len(points)} different points"
+    raise SpecError(problem, hint="Ask for fewer, or leave --random out for all of a grid.")
 
 
 def _choice(text: str, values: Sequence[str]) -> _Distribution:
@@ -107,7 +106,7 @@ def _choice(text: str, values: Sequence[str]) -> _Distribution:
 
 
 def _number(kind: str, arguments: Sequence[str], override: str) -> _Draw:
-    """Raises SpecError for bounds that are none."""
+    """Make what draws a number between two bounds. Raises SpecError for arguments that are no such bounds."""
     try:
         low, high = (float(part) for part in arguments)
     except ValueError:
@@ -123,33 +122,30 @@ def _number(kind: str, arguments: Sequence[str], override: str) -> _Draw:
     def draw(generator: random.Random) -> str:
         if is_int and not is_log:
             return str(generator.randint(int(low), int(high)))
+        if is_log:
+            value = math.exp(generator.uniform(math.log(low), math.log(high + is_int)))
+        else:
+            value = generator.uniform(low, high)
         if is_int:
-            drawn_number = math.exp(generator.uniform(math.log(low), math.log(high + 1)))
-            return str(min(int(drawn_number), int(high)))
-        bounds = (math.log(low), math.log(high)) if is_log else (low, high)
-        value = generator.uniform(*bounds)
-        value = math.exp(value) if is_log else value
+            return str(min(int(value), int(high)))
         rounded = float(f"{value:.{_DIGITS}g}")
         return repr(min(max(rounded, low), high))
 
     return draw
 
 
-def given(points: Sequence[Sequence[str]]) -> tuple[Axes, list[list[str]]]:
-    """Take points as they are given: overrides of each. Returns also the values of each key.
-
-    Raises SpecError.
-    """
+def listed_points(points: Sequence[Sequence[str]]) -> tuple[Axes, list[list[str]]]:
+    """Check points of a list, the overrides of each, and find the values of each key. Raises SpecError."""
     if not 0 < len(points) <= POINTS:
         raise SpecError(f"{len(points)} points are not 1 to {POINTS}", hint="Sweep twice for more.")
     axes: Axes = {}
     for number, point in enumerate(points, 1):
-        keys = {overridden(text) for text in point}
+        keys = {key_of_override(text) for text in point}
         if len(keys) < len(point) or "name" in keys:
             hint = "Runs get their names from --name."
             raise SpecError(f"point {number}: a key is there twice, or it is `name`", hint=hint)
         for text in point:
-            values = axes.setdefault(overridden(text), [])
+            values = axes.setdefault(key_of_override(text), [])
             if (value := text.partition("=")[2]) not in values:
                 values.append(value)
     return axes, [[*point] for point in points]

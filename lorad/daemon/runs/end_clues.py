@@ -10,12 +10,7 @@ from typing import Any
 
 from lorad.box.paths import AttemptDir
 from lorad.children.identity import boot_id
-from lorad.daemon.process.causes import (
-    KILLED_FOR_MEMORY,
-    MAYBE_KILLED_FOR_MEMORY,
-    Clues,
-    diagnose,
-)
+from lorad.daemon.process.causes import KILLED_FOR_MEMORY, MAYBE_KILLED_FOR_MEMORY, Clues, diagnose
 from lorad.daemon.process.log_trim import logs_of, open_log
 from lorad.daemon.process.processes import ProcessState, read_status
 
@@ -25,7 +20,7 @@ _KERNEL_RECORDS = 20_000  # read of the kernel's log
 _KERNEL_SECONDS = 0.1  # for reading it
 _KILLED = "Killed process"
 _XID = "NVRM: Xid"
-_XID_SECONDS = 60.0  # before an end; earlier ones were survived, or were others'
+_XID_SECONDS = 60.0  # before an end; earlier ones were survived, or came from others
 _SLACK_SECONDS = 2.0
 
 
@@ -56,15 +51,9 @@ def in_words(attempt: AttemptDir, process: ProcessState, name: str) -> str:
 
 
 def by_force(attempt: AttemptDir, process: ProcessState) -> str:
-    """Explain a forced end: the daemon killed the process as it hung, or the machine was restarted.
-
-    Otherwise "".
-    """
-    if (
-        process.exit_code is None
-        and process.signal in (None, signal.SIGKILL)
-        and (why := killed_for(attempt))
-    ):
+    """Say whether the daemon killed the process as it hung, or the machine was restarted; "" if neither."""
+    may_be_killed = process.exit_code is None and process.signal in (None, signal.SIGKILL)
+    if may_be_killed and (why := killed_for(attempt)):
         return why
     if was_restarted(attempt):
         lines = Path("/proc/stat").read_text().splitlines()
@@ -75,9 +64,7 @@ def by_force(attempt: AttemptDir, process: ProcessState) -> str:
 
 
 def was_restarted(attempt: AttemptDir) -> bool:
-    """Check whether the machine went down under the process: it began in another boot, and its end is not
-    recorded.
-    """
+    """Check whether the machine went down under the process, which began in another boot and has no end."""
     status = read_status(attempt)
     if not status or status["ended_at"] is not None:
         return False
@@ -85,9 +72,7 @@ def was_restarted(attempt: AttemptDir) -> bool:
 
 
 def _kernel_lines(status: dict[str, Any]) -> Iterator[str]:
-    """Yield what the kernel logged about memory and GPUs in the life of a process; nothing where it may not
-    be read.
-    """
+    """Yield what the kernel logged about memory and GPUs in the life of a process, where that may be read."""
     now = time.time()
     clock = time.monotonic()
     since, until = (when - now + clock for when in (status["started_at"], status["ended_at"] or now))

@@ -1,8 +1,7 @@
-"""The grid of a sweep: overrides of which some hold several values, `trainer.lr=1e-4,3e-4`, to one list for
-each point.
+"""Make the grid of a sweep from overrides of which some have several values: `trainer.lr=1e-4,3e-4`. Pure.
 
 Commas inside brackets, braces and quotes belong to a value. A key that takes a list takes one in brackets
-here, as a comma may separate its items elsewhere. Pure.
+here, as a comma may separate its items elsewhere.
 """
 
 import itertools
@@ -14,28 +13,25 @@ import msgspec
 from lorad.bounds import POINTS
 from lorad.errors import SpecError
 from lorad.spec.model import Spec
-from lorad.spec.text import overridden, refuse_long
+from lorad.spec.text import key_of_override, refuse_long
 
 _CLOSES = {"[": "]", "{": "}"}
 
 Axes = dict[str, list[str]]
-"""key -> the texts of its values"""
+"""Maps each key to the texts of its values."""
 
 
 def points_of(axes: Axes) -> list[list[str]]:
-    """List the overrides of each point: every value of each key with every one of the others, the last key
-    changing first.
-
-    Raises SpecError for more than POINTS.
+    """List the overrides of each point: every value of each key with every value of the others, the last key
+    changing first. Raises SpecError for more than POINTS.
     """
     points = [
         [f"{key}={value}" for key, value in zip(axes, values, strict=True)]
         for values in itertools.islice(itertools.product(*axes.values()), POINTS + 1)
     ]
     if len(points) > POINTS:
-        raise SpecError(
-            f"the grid has more than {POINTS} points", hint="Leave out some values, or sweep twice."
-        )
+        hint = "Leave out some values, or sweep twice."
+        raise SpecError(f"the grid has more than {POINTS} points", hint=hint)
     return points
 
 
@@ -45,14 +41,13 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
     first, equals, rest = text.partition("=")
     values = list(split(rest))
     if not equals or len(values) < 2:
-        return overridden(text), [rest]
-    key = overridden(f"{first}={values[0]}")
+        return key_of_override(text), [rest]
+    key = key_of_override(f"{first}={values[0]}")
     if len(values) > POINTS:
         raise SpecError(f"{key} has more than {POINTS} values", hint="Leave out some, or sweep twice.")
-    if any(not value for value in values):
-        raise SpecError(
-            f"override {text}: a value is empty", hint="Leave one of the commas out, or quote it."
-        )
+    if not all(values):
+        hint = "Leave one of the commas out, or quote it."
+        raise SpecError(f"override {text}: a value is empty", hint=hint)
     if twice := sorted({value for value in values if values.count(value) > 1}):
         raise SpecError(f"override {text}: {twice[0]} is there twice", hint="Give each value once.")
     if _takes_list(key) and not all(value.startswith("[") for value in values):
@@ -67,7 +62,7 @@ def overridden_values(text: str) -> tuple[str, list[str]]:
 def split(text: str) -> Iterator[str]:
     """Yield the parts between commas that are in no brackets, braces or quotes."""
     start = 0
-    open_ = list[str]()
+    open_: list[str] = []
     quote = ""
     is_blank = True  # this part has only white space so far
     for place, letter in enumerate(text):

@@ -1,5 +1,4 @@
-"""Adapters from elsewhere: a PEFT directory becomes a version of a run that never trained, once a pool serves
-it.
+"""Import adapters: a PEFT directory becomes a version of a run that never trained, once a pool serves it.
 
 Everything is prepared in a directory of its own. Nothing else is touched before the version is loaded and
 attested, so that an adapter that is refused leaves nothing behind.
@@ -11,6 +10,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ from lorad.daemon.process.user_files import make_run, refuse_strange_journal
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import base_in
 from lorad.daemon.runs.create import create, make_directory, refuse_used
-from lorad.daemon.runs.versions import heard
+from lorad.daemon.runs.versions import believed_pools
 from lorad.errors import AdapterRefused, Conflict
 from lorad.files import fsync, read_file
 from lorad.models.directory import weight_files
@@ -53,9 +53,10 @@ from lorad.store.versions import first_number, get_version, versions
 class Import:
     """An adapter that is to be served as `name`.
 
+    number: the number of the version.
     staged: a directory like a run's.
     files: the directory of the version, below `staged` unless it is known.
-    known: a run of that name has the version already.
+    known: a run of this name has the version already.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Import:
     known: bool
 
     def row(self) -> RunRow:
-        """Make the row that the run would have: a pool is chosen by it."""
+        """Make the row that the run would have, by which a pool is chosen."""
         return RunRow(
             name=self.name,
             owner_uid=self.owner_uid,
@@ -82,45 +83,40 @@ class Import:
         )
 
     def version(self) -> VersionRow:
-        """Make the row that the version would have: a pool loads it by that."""
+        """Make the row that the version would have, by which a pool loads it."""
         path = str(self.files)
-        sha256 = self.sha256
-        return VersionRow(
-            run=self.name, version=self.number, path=path, sha256=sha256, owner_uid=self.owner_uid
-        )
+        owner = self.owner_uid
+        return VersionRow(run=self.name, version=self.number, path=path, sha256=self.sha256, owner_uid=owner)
 
 
 def refuse_taken(ctx: Context, name: str, model: str) -> None:
-    """Raises SpecError, or Conflict: the name means something else already."""
+    """Raise SpecError for what is no name, and Conflict where the name means something else already."""
     aliases.check_name(name)
     if (alias := aliases.find(ctx.store, name)) and alias.run != name:
-        hint = (
-            f"Choose another name, or move it with `lorad swap {name}` after serving this one under another."
-        )
+        swap = f"move it with `lorad swap {name}` after serving this one under another"
+        hint = f"Choose another name, or {swap}."
         raise Conflict(f"alias {name} serves {alias.run}@{alias.version}", hint=hint)
     run = runs.find(ctx.store, name)
     if run is None:
         return
     other = "Choose another name for the adapter."
     if run.reason != EndReason.IMPORTED:
-        raise Conflict(
-            f"{name} is a run that trains or has trained", hint=f"{other} `lorad swap` serves its versions."
-        )
+        hint = f"{other} `lorad swap` serves its versions."
+        raise Conflict(f"{name} is a run that trains or has trained", hint=hint)
     if (other_model := msgspec.json.decode(run.spec)["model"]["path"]) != model:
         hint = f"{other} `lorad rm {name}` removes the one that is there."
         raise Conflict(f"{name} is an adapter of {other_model}, not of {model}", hint=hint)
 
 
 def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[Adapter, Spec]:
-    """Read the adapter, and make a spec of runs that would train one like it. Works for a while.
+    """Read the adapter, and make the spec of a run that would train one like it. It takes a while.
 
-    Raises AdapterRefused unless it is whole, finite and made for this base; what does not fit is not read.
+    Raises AdapterRefused unless it is whole, finite and made for this base; one that does not fit is not
+    read.
     """
     if outline.config.dora and spec.rollout.backend != "builtin":
-        raise AdapterRefused(
-            f"{source}: {spec.rollout.backend} has no place for the magnitudes of DoRA",
-            hint="Serve it with rollout.backend=builtin, or merged into its base.",
-        )
+        problem = f"{source}: {spec.rollout.backend} has no place for the magnitudes of DoRA"
+        raise AdapterRefused(problem, hint="Serve it with rollout.backend=builtin, or merged into its base.")
     facts = read_facts(model_path)
     experts = served_experts(spec.rollout.backend, facts)
     shapes = targets_of(spec.trainer.backend, facts.linears, experts)
@@ -132,9 +128,10 @@ def read(source: Path, outline: Outline, spec: Spec, model_path: Path) -> tuple[
 
 
 async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: Adapter) -> Import:
-    """Write what makes a version of it, unless a version of that name is the same.
+    """Write the files of a version with this adapter, unless the run of its name has the same one already.
 
-    Raises Conflict when the files of a run that nobody knows lie where its own should, and StorageError.
+    Raises Conflict when the files of a run that the database does not know lie where its own should, and
+    StorageError.
     """
     name = str(spec.name)
     sha256 = await asyncio.to_thread(adapter.digest)
@@ -145,7 +142,9 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
     if same:
         number = same[-1].version
     else:  # one that no engine has ever seen with this name, not even of an import that was refused just now
-        loaded = [version for pool in heard(ctx, uid) if pool.status for version in pool.status.loaded]
+        loaded = [
+            version for pool in believed_pools(ctx, uid) if pool.status for version in pool.status.loaded
+        ]
         seen = [text.removeprefix(f"{name}@") for text in loaded if text.startswith(f"{name}@")]
         seen += [path.name for path in RunDir(ctx.runs_root / name).versions.glob("[0-9]*")]
         number = max([first_number(ctx.store, name), *(1 + int(text) for text in seen)])
@@ -163,9 +162,8 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
             model = spec.model.path
             facts = {"run": name, "version": number, "step": 0, "parent": None}
             facts |= {"sha256": sha256, "model": model}
-            await on_behalf(
-                ctx, uid, write_directory, files, lambda path: write_peft(adapter, path, model), facts
-            )
+            write = partial(write_peft, adapter, base_model=model)
+            await on_behalf(ctx, uid, write_directory, files, write, facts)
     except BaseException:
         discard(staged)
         raise
@@ -173,7 +171,7 @@ async def stage(ctx: Context, uid: int, spec: Spec, request: Request, adapter: A
 
 
 def _alike(versions: Sequence[VersionRow], config: AdapterConfig) -> list[VersionRow]:
-    """Keep the versions whose files are there and mean what `config` does: a digest is of tensors only."""
+    """Keep the versions whose files are present, with the scale of `config`: a digest is of tensors alone."""
     alike = []
     for version in versions:
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -187,62 +185,47 @@ def _alike(versions: Sequence[VersionRow], config: AdapterConfig) -> list[Versio
 def settle(
     ctx: Context, adapter_import: Import, attestation: Attestation, caller: Caller, pool: Pool
 ) -> VersionRow:
-    """Record the version, which is served from now on, and return its row. Never awaits."""
-    is_there = runs.exists(ctx.store, adapter_import.name)
-    directory = make_directory(
-        ctx, adapter_import.spec, "", replace(adapter_import.request, bases=base_in(pool))
-    )
-    if not is_there:
+    """Move the files to where they stay, record the version, which is served from now on, and return its row.
+
+    Raises Conflict where something is in their place. Never awaits.
+    """
+    name = adapter_import.name
+    spec = adapter_import.spec
+    is_new = not runs.exists(ctx.store, name)
+    directory = make_directory(ctx, spec, "", replace(adapter_import.request, bases=base_in(pool)))
+    if is_new:
         with ctx.store.write():
-            create(ctx, adapter_import.spec, directory, caller, warnings=[])
+            create(ctx, spec, directory, caller, warnings=[])
             detail = f"imported from {adapter_import.source}"
-            runs.move(
-                ctx.store,
-                adapter_import.name,
-                Move.END,
-                reason=EndReason.IMPORTED,
-                detail=detail,
-                by=caller.name,
-            )
-            runs.set_fields(ctx.store, adapter_import.name, steps=0)
+            runs.move(ctx.store, name, Move.END, reason=EndReason.IMPORTED, detail=detail, by=caller.name)
+            runs.set_fields(ctx.store, name, steps=0)
     if not adapter_import.known:
-        _record(ctx, adapter_import, attestation)
-    columns = {
-        "spec": to_json(adapter_import.spec).decode(),
-        "origin": str(adapter_import.source),
-        "serving": 1,
-        "pool": pool.id,
-    }
-    runs.set_fields(ctx.store, adapter_import.name, **columns)
-    return get_version(ctx.store, adapter_import.name, adapter_import.number)
-
-
-def _record(ctx: Context, adapter_import: Import, attestation: Attestation) -> None:
-    """Move the files to where they stay, then record the fact. Raises Conflict when something is there."""
-    run = runs.get(ctx.store, adapter_import.name)
-    final = run.dir.version(adapter_import.number)
-    if final.exists():
-        raise Conflict(
-            f"{final} exists already and is never replaced", hint="Serve it again: it gets another number."
+        run = runs.get(ctx.store, name)
+        final = run.dir.version(adapter_import.number)
+        if final.exists():
+            hint = "Serve it again: it gets another number."
+            raise Conflict(f"{final} exists already and is never replaced", hint=hint)
+        user = ctx.user(run.owner_uid)
+        make_run(run.dir, user)
+        final.parent.mkdir(exist_ok=True)
+        adapter_import.files.rename(final)
+        fsync(final.parent)
+        fact = VersionFact(
+            version=adapter_import.number,
+            sha256=adapter_import.sha256,
+            parent=run.version,
+            path=str(final.relative_to(run.dir.root)),
+            rank=spec.lora.rank,
+            alpha=spec.lora.alpha,
+            bytes=adapter_import.bytes,
+            attested=attestation.verdict,
+            attestation=f"imported from {adapter_import.source}: {attestation.detail}",
+            delivered_sha256=attestation.delivered_sha256,
         )
-    user = ctx.user(run.owner_uid)
-    make_run(run.dir, user)
-    final.parent.mkdir(exist_ok=True)
-    adapter_import.files.rename(final)
-    fsync(final.parent)
-    fact = VersionFact(
-        version=adapter_import.number,
-        sha256=adapter_import.sha256,
-        parent=run.version,
-        path=str(final.relative_to(run.dir.root)),
-        rank=adapter_import.spec.lora.rank,
-        alpha=adapter_import.spec.lora.alpha,
-        bytes=adapter_import.bytes,
-        attested=attestation.verdict,
-        attestation=f"imported from {adapter_import.source}: {attestation.detail}",
-        delivered_sha256=attestation.delivered_sha256,
-    )
-    refuse_strange_journal(run.dir, user)
-    with as_user(user), JournalWriter(run.dir.journal, adapter_import.name, run.attempt) as journal:
-        journal.append("version", 0, fact)
-    ingest(ctx.store, adapter_import.name, run.dir.journal)
+        refuse_strange_journal(run.dir, user)
+        with as_user(user), JournalWriter(run.dir.journal, name, run.attempt) as journal:
+            journal.append("version", 0, fact)
+        ingest(ctx.store, name, run.dir.journal)
+    columns = {"spec": to_json(spec).decode(), "origin": str(adapter_import.source), "pool": pool.id}
+    runs.set_fields(ctx.store, name, **columns, serving=1)
+    return get_version(ctx.store, name, adapter_import.number)

@@ -1,6 +1,5 @@
-"""Ask a process of its own whether a spec can run: model, data, reward.
-
-The daemon imports none of the user's code.
+"""Ask a process of its own whether a spec can run with its model, its data and its reward: the daemon imports
+none of the user's code.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.commands import secrets_of
 from lorad.daemon.process.doing import doing
-from lorad.daemon.process.enter import SAID
+from lorad.daemon.process.enter import UNREADABLE
 from lorad.errors import SpecError, from_wire
 from lorad.protocol.preflight import PreflightLine, SpecFacts, SpecQuestion
 from lorad.records.requests import RunRequest, TrialRequest
@@ -30,7 +29,7 @@ from lorad.spec.model import Spec
 from lorad.spec.text import places
 
 _DOING_BYTES = 1 << 12  # of a line that says what a check is doing
-_WORDS = 100  # characters of what it is doing
+_DOING_CHARACTERS = 100  # of it that people see
 _PRINTED_BYTES = 16 << 20  # user code may print, too, while it is imported
 _FORGED = "Does the reward module write where only lorad answers?"
 
@@ -50,7 +49,7 @@ async def preflight(
     It reads `config.yaml` as that is now; from then on the daemon goes by the same backends and cluster.
 
     reference: where the adapter lies that KL is measured against.
-    body: has the spec as the user wrote it; without it nothing of `lora` is open.
+    body: the request with the spec as the user wrote it; without it no key of `lora` is open.
     look: whether the data are to be described, too.
 
     Raises what the check raised, SpecError when it takes too long or falls over, and Conflict when too many
@@ -76,12 +75,9 @@ async def _checked(
 ) -> SpecFacts:
     """Ask a process about the spec, as `preflight` says."""
     base = (spec.model.path, spec.trainer.backend, spec.rollout.backend)
-    is_warm = any(
-        pool.process.is_up
-        and (pool.setup.model, pool.setup.trainer, pool.setup.engine) == base
-        and (spec.algorithm.teacher or "") in ("", pool.setup.teacher)
-        for pool in ctx.pools.values()
-    )
+    up = [pool.setup for pool in ctx.pools.values() if pool.process.is_up]
+    same = [setup for setup in up if (setup.model, setup.trainer, setup.engine) == base]
+    is_warm = any((spec.algorithm.teacher or "") in ("", setup.teacher) for setup in same)
     box = config.load(ctx.home.config)
     devices = ctx.gpus.devices
     question = SpecQuestion(
@@ -114,10 +110,8 @@ async def _checked(
 
             output, errors = await exchanged(process, msgspec.json.encode(question), follow)
     except TimeoutError:
-        raise SpecError(
-            f"the check of the spec got no further for {ctx.patience.preflight:.0f} s: it was {last}",
-            hint=_slow(spec, last),
-        ) from None
+        problem = f"the check of the spec got no further for {ctx.patience.preflight:.0f} s: it was {last}"
+        raise SpecError(problem, hint=_slow(spec, last)) from None
     facts = answer(output, errors, process.returncode or 0)
     if ctx.home.config.exists():
         ctx.config = msgspec.structs.replace(ctx.config, backends=box.backends, cluster=box.cluster)
@@ -125,11 +119,11 @@ async def _checked(
 
 
 async def exchanged(process: Process, question: bytes, follow: Callable[[str], None]) -> tuple[bytes, bytes]:
-    """Send the question to a check; return all that it prints, output and errors.
+    """Send the question to a check, and return all that it prints, output and errors.
 
-    follow: is called with what the check says that it is doing.
+    follow: called with what the check says that it is doing.
 
-    Raises SpecError when that is more than any check prints: user code runs in it.
+    Raises SpecError when it prints more than any check does: user code runs in it.
     """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write(question)
@@ -148,10 +142,7 @@ async def exchanged(process: Process, question: bytes, follow: Callable[[str], N
 
 
 async def _all_of(stream: asyncio.StreamReader, follow: Callable[[str], None] | None = None) -> bytes:
-    """Read a stream to its end. Raises SpecError when it is too long.
-
-    follow: gets what the last whole line of each part says that the check is doing.
-    """
+    """Read a stream to its end, and `follow` what its lines say is being done. Raises SpecError."""
     data = bytearray()
     while chunk := await stream.read(1 << 16):
         data += chunk
@@ -159,34 +150,30 @@ async def _all_of(stream: asyncio.StreamReader, follow: Callable[[str], None] | 
             lines = chunk[-_DOING_BYTES:].split(b"\n")
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 doing = msgspec.json.decode(lines[-2] if len(lines) > 1 else b"", type=PreflightLine).doing
-                if words := " ".join(doing.split())[:_WORDS]:
+                if words := " ".join(doing.split())[:_DOING_CHARACTERS]:
                     follow(words)
         if len(data) > _PRINTED_BYTES:
-            raise SpecError(
-                f"the check of the spec printed over {_PRINTED_BYTES >> 20} MiB", hint="Print less."
-            )
+            size = f"{_PRINTED_BYTES >> 20} MiB"
+            raise SpecError(f"the check of the spec printed over {size}", hint="Print less.")
     return bytes(data)
 
 
 def _slow(spec: Spec, doing: str) -> str:
-    """Guess what may take so long. doing: what a check last said of itself."""
+    """Guess what takes so long, by what the check last said that it was doing."""
     if doing.startswith(("reading the data", "looking at")) or " of " in doing:
         return "Is the disk slow, or one row of the data far longer than the others?"
     if not spec.model.path.startswith("builtin:") and not os.path.exists(os.path.expanduser(spec.model.path)):
-        name = spec.model.path.partition("@")[0]
-        return (
-            f"Is the model being downloaded? `hf download {name}` shows how far it is, and keeps what is "
-            "there."
-        )
+        shows = f"`hf download {spec.model.path.partition('@')[0]}` shows how far it is"
+        return f"Is the model being downloaded? {shows}, and keeps what is there."
     return "A reward module that works while it is imported, or a slow disk?"
 
 
 def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
     """Read the facts in the last line of a check's output.
 
-    code: the exit code of its guard; facts of a process that was killed are nobody's.
+    code: the exit code of its guard; the facts of a process that was killed do not count.
 
-    Raises SpecError for anything else: the process runs user code, which may have taken its descriptors.
+    Raises SpecError for any other output: the process runs user code, which may have taken its descriptors.
     """
     line = output.rstrip(b"\n").rpartition(b"\n")[2]
     if len(line) > CHECK_BYTES:
@@ -203,14 +190,11 @@ def answer(output: bytes, errors: bytes, code: int = 0) -> SpecFacts:
     if result.facts is None or code:
         last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         if guard.killed_by(code) == signal.SIGKILL:
-            hint = "Free some memory, or name a smaller model or file of data."
-            raise SpecError(
-                "the check of the spec was killed: the machine may have no memory left", hint=hint
-            )
-        if last.startswith(SAID):
-            raise SpecError(
-                last.removeprefix("lorad: "), hint="It holds the value alone, and is yours: chmod 600."
-            )
+            problem = "the check of the spec was killed: the machine may have no memory left"
+            raise SpecError(problem, hint="Free some memory, or name a smaller model or file of data.")
+        if last.startswith(UNREADABLE):
+            hint = "It holds the value alone, and is yours: chmod 600."
+            raise SpecError(last.removeprefix("lorad: "), hint=hint)
         if cause := in_words_of(errors.decode(errors="replace")):
             raise SpecError(f"the check of the spec fell over: {cause.what}: {last}", hint=cause.advice)
         raise SpecError(f"the check of the spec fell over: {last}", hint="Does the reward module import?")

@@ -1,6 +1,4 @@
-"""What a spec leaves open, learning rate, adapter, loggers and receivers of notifications: chosen
-once, from what the preflight found.
-"""
+"""Choose what a spec leaves open: learning rate, adapter, loggers and receivers of notifications."""
 
 from msgspec.structs import replace
 
@@ -11,10 +9,10 @@ from lorad.spec.model import Spec
 
 
 def rated(spec: Spec, facts: SpecFacts) -> tuple[Spec, SpecFacts]:
-    """Fill in keys of lora, loggers, notify and trainer.lr where they are not given, and warn where the rate
-    is far off or the rank high.
+    """Fill in keys of lora, loggers, notify and trainer.lr where they are not given, from what the preflight
+    found, and warn where the rate is far off or the rank high.
 
-    Raises SpecError when trainer.min_lr is more than what was chosen.
+    Raises SpecError when trainer.min_lr is more than the rate that was chosen.
     """
     if spec.algorithm.kind != "tinker":  # whose rate comes with each step
         rate = fitting_rate(spec, facts.model_type, facts.hidden_size)

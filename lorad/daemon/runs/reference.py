@@ -1,4 +1,4 @@
-"""What the KL penalty of a run is measured against, where that is an adapter: copied before the run exists.
+"""Copy the adapter that the KL penalty of a run is measured against, if it is one, before the run exists.
 
 `algorithm.kl.reference` names the adapter that the run starts from (`start`), a version or a PEFT directory.
 The run keeps a copy of its own, `runs/<name>/reference/`, which nothing prunes: the other run may be removed,
@@ -8,6 +8,7 @@ and a directory may change.
 import asyncio
 import re
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,10 +46,10 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[0-9]{1,9}")
 
 
 class Staged(NamedTuple):
-    """A reference on its way into a run's directory.
+    """The copy of a reference, on its way into a run's directory.
 
-    root: a directory of its own.
-    model: see `refuse_other_model`.
+    root: the directory that the copy lies in until then.
+    model: where the base lies on which the run of a version trained; "" for other adapters.
     """
 
     reference: Reference
@@ -76,10 +77,10 @@ class Begins(NamedTuple):
 async def staged(
     ctx: Context, caller: Caller, spec: Spec, cwd: str, fork: Begins | None = None
 ) -> Staged | None:
-    """Copy the spec's reference; None where that is the base, or nothing is compared with it. `discard` it in
-    the end. Another's version is read as its owner, where the caller may see it.
+    """Copy the spec's reference; None where it is the base, or nothing is compared with it. `clear` it in the
+    end. A version of another user, which the caller may see, is read as its owner.
 
-    Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone),
+    Raises SpecError (it begins with the key), NotFound, NotAllowed, Conflict (the files are gone) and
     StorageError.
     """
     name = chosen(spec, is_fork=fork is not None)
@@ -88,12 +89,12 @@ async def staged(
     if fork is not None and fork.inherited is not None:
         adapter = await _read(ctx, fork.parent.owner_uid, fork.parent.dir.reference, name)
         return await _written(ctx, caller.uid, spec, adapter, fork.inherited)
+    if fork is not None and name == "start":
+        adapter = await _read(ctx, caller.uid, fork.directory, name)
+        return await _written(ctx, caller.uid, spec, adapter, Reference(name, ""))
     if name == "start" or not _VERSION.fullmatch(name):
-        if fork and name == "start":
-            place = fork.directory
-        else:
-            path = spec.lora.adapter_path if name == "start" else name
-            place = Path(cwd) / expanded(str(path), ctx.user(caller.uid))
+        path = spec.lora.adapter_path if name == "start" else name
+        place = Path(cwd) / expanded(str(path), ctx.user(caller.uid))
         adapter = await _read(ctx, caller.uid, place, name)
         return await _written(ctx, caller.uid, spec, adapter, Reference(name, ""))
     try:
@@ -111,8 +112,8 @@ async def staged(
 
 
 def chosen(spec: Spec, *, is_fork: bool) -> str:
-    """Choose the reference: without one in the spec, `start` where the run starts from an adapter, else
-    `base`. Beside a teacher that is another model it is an adapter of that.
+    """Choose the reference: without one in the spec it is `start` where the run starts from an adapter, else
+    `base`. With a teacher that is another model it is an adapter of the teacher.
     """
     starts = (is_fork or spec.lora.adapter_path is not None) and spec.algorithm.teacher is None
     name = spec.algorithm.kl.reference or ("start" if starts else "base")
@@ -141,10 +142,8 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorde
     """
     sha256 = await asyncio.to_thread(adapter.digest)
     if recorded.sha256 not in ("", sha256):
-        raise IntegrityError(
-            f"{_KEY}: the tensors of {recorded.name} have sha256 {sha256}, not {recorded.sha256}",
-            hint="Its files were replaced; use another version.",
-        )
+        problem = f"{_KEY}: the tensors of {recorded.name} have sha256 {sha256}, not {recorded.sha256}"
+        raise IntegrityError(problem, hint="Its files were replaced; use another version.")
     root = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
     copy = Staged(replace(recorded, sha256=sha256), root)
     try:
@@ -153,9 +152,8 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorde
             own_directory(root, user)
         model = spec.algorithm.teacher or spec.model.path
         facts = {"reference": recorded.name, "sha256": sha256, "model": model}
-        await on_behalf(
-            ctx, uid, write_directory, copy.directory, lambda path: write_peft(adapter, path, model), facts
-        )
+        write = partial(write_peft, adapter, base_model=model)
+        await on_behalf(ctx, uid, write_directory, copy.directory, write, facts)
     except OSError as error:
         discard(root)
         where = f"{error.filename or root}: {error.strerror}"
@@ -167,16 +165,12 @@ async def _written(ctx: Context, uid: int, spec: Spec, adapter: Adapter, recorde
 
 
 def refuse_other_model(copy: Staged | None, facts: SpecFacts) -> None:
-    """Raises SpecError for a version of a run on another model than that of the run, or of its teacher.
-    Whether the weights of one are still the same, the driver sees.
-    """
+    """Raise SpecError for a version of a run on another model than this run's or its teacher's."""
     model_path = facts.teacher_path or facts.model_path
     if copy is not None and copy.model and Path(copy.model).resolve() != Path(model_path).resolve():
-        raise SpecError(
-            f"{copy.reference.name} is an adapter of {copy.model}, not of {model_path}",
-            key=_KEY,
-            hint="If both are the same model, export the version and give its directory.",
-        )
+        problem = f"{copy.reference.name} is an adapter of {copy.model}, not of {model_path}"
+        hint = "If both are the same model, export the version and give its directory."
+        raise SpecError(problem, key=_KEY, hint=hint)
 
 
 def settle(copy: Staged | None, directory: Path) -> None:

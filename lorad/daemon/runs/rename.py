@@ -1,7 +1,7 @@
 """Give a run another name, and its directory too.
 
-The rows change first. Where the daemon dies before the directory has its new name, the next one finds that it
-has not (`finish_renames`); where it dies before the row says so, `relocate` does.
+The rows change first. Where the daemon dies before it has renamed the directory, the next daemon does that
+(`finish_renames`); where it dies before the row has the new path, `relocate` corrects it.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ log = logging.getLogger("lorad.daemon")
 
 
 def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
-    """Rename a run that does not work, with its directory.
+    """Rename a run that is not at work, with its directory.
 
-    Raises NotFound, SpecError, StorageError, and Conflict where something still uses it by its old name, as a
-    request or a logger: see also `lorad/store/rename.py`.
+    Raises NotFound, SpecError, StorageError, and Conflict where something still uses it by its old name, such
+    as a request or a logger: see also `lorad/store/rename.py`.
     """
     run = runs.get(ctx.store, old)
     refuse_name(ctx.store, old, new)
@@ -34,7 +34,7 @@ def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
         raise Conflict(f"run {run.name} keeps a pool of its base up", hint=hint)
     if in_hand := sorted(name for name in ctx.serving.in_hand if name.startswith(f"{run.name}@")):
         raise Conflict(f"{in_hand[0]} answers a request", hint="Try again when it no longer does.")
-    if run.name in (ctx.loggers.runs or {}):
+    if run.name in (ctx.services.followed or {}):
         hint = "Try again when they are; `lorad doctor` says what keeps a logger from it."
         raise Conflict(f"figures of run {run.name} are still to be written to its loggers", hint=hint)
     place = run.dir.root.with_name(new)
@@ -49,7 +49,7 @@ def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
             write_whole(run.dir.spec, to_json(spec_of(run)))
         hint = "The run has its old name again."
         raise StorageError(f"{run.directory} cannot be renamed: {error.strerror}", hint=hint) from error
-    # nothing that this daemon remembers names the run as it was
+    # from here on, what this daemon remembers has the new name
     ctx.storage.unpruned.discard(old)
     ctx.storage.unkept.pop(old, None)
     ctx.storage.last_words.pop(old, None)
@@ -61,20 +61,20 @@ def rename(ctx: Context, old: str, new: str, by: str) -> RunRow:
 
 
 def _move(ctx: Context, name: str) -> None:
-    """Give the directory of a run the run's name. Raises OSError; then it has its old one."""
+    """Give the directory of a run the run's name. Where that raises OSError, it has its old name."""
     run = runs.get(ctx.store, name)
     place = run.dir.root.with_name(name)
     write_whole(run.dir.spec, to_json(spec_of(run)))
     os.rename(run.directory, place)
     fsync(place.parent)
-    runs.relocate(ctx.store, name, directory=str(place), spec_json=run.spec)
+    runs.set_fields(ctx.store, name, directory=str(place), spec=run.spec)
 
 
 def finish_renames(ctx: Context) -> None:
-    """Give directories the names of their runs, where an earlier daemon did not come to it."""
+    """Give directories the names of their runs where an earlier daemon ended before it did so."""
     for run in runs.every(ctx.store):
         directory = Path(run.directory)
-        place = Path(run.directory).with_name(run.name)
+        place = directory.with_name(run.name)
         if directory.name != run.name and directory.is_dir() and not os.path.lexists(place):
             _move(ctx, run.name)
             log.warning("run %s: its directory was still named %s", run.name, directory.name)

@@ -9,8 +9,7 @@ from lorad.daemon.context import Context
 from lorad.daemon.pools.life import stop_pool
 from lorad.daemon.process.causes import in_words_of
 from lorad.daemon.process.processes import ProcessState, log_end
-from lorad.daemon.queue.preempt import queue_again
-from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, restart
+from lorad.daemon.queue.restart import MENDABLE, excuse, pardon, queue_again, restart
 from lorad.daemon.queue.tenants import life_number, life_of
 from lorad.daemon.runs.end_clues import by_force, in_words, killed_for, was_restarted
 from lorad.daemon.runs.take_in import end_of, is_taken_in, last_facts
@@ -25,12 +24,13 @@ log = logging.getLogger("lorad.daemon")
 
 
 class _Evidence(NamedTuple):
-    """What is known of an attempt whose driver is gone; it is read once.
+    """What is known of an attempt whose driver is gone, read once.
 
     driver: how the process ended.
-    end: the driver's own word on its end, if it wrote one.
+    end: the driver's own record of its end, if it wrote one.
     began: the driver wrote more than its end.
-    life: the attempt of the pool that the run was in, and how that is; None when the pool lost its directory.
+    life: the attempt of the pool that the run was in, and what became of it; None where the pool lost its
+        directory.
     """
 
     driver: ProcessState
@@ -40,12 +40,12 @@ class _Evidence(NamedTuple):
 
     @property
     def lost_its_pool(self) -> bool:
-        """Return whether the driver said that it lost its pool."""
+        """Check whether the driver recorded that it lost its pool."""
         return self.end is not None and self.end.reason == EndReason.LOST
 
 
 def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
-    """Move a run whose driver is gone, and said all, to where it belongs: ended, paused, or queued again."""
+    """Move a run whose driver is gone to where it belongs: ended, paused, or queued again."""
     name = run.name
     facts = last_facts(run.dir.journal, run.attempt)
     evidence = _Evidence(driver, end_of(facts), any(fact.kind != "end" for fact in facts), life_of(ctx, run))
@@ -84,8 +84,8 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
                 is_without_pool and not evidence.began and (evidence.end is None or evidence.lost_its_pool)
             )
             restart(ctx, run, reason, evidence.life[0] if evidence.life else None, never_began=never_began)
-    # The next attempt would lose the pool too, as a broken one takes seconds to end itself. One that started
-    # again since, or has other runs, stays: perhaps only this run lost it, and else they will all report it.
+    # A broken pool takes seconds to end itself, in which the next attempt would lose it too. A pool that has
+    # started again since, or has other runs, stays: if it was lost to them as well, they will all report it.
     pool = ctx.pools.get(run.pool or "") if evidence.lost_its_pool else None
     is_idle = pool is not None and not runs.active_in(ctx.store, pool.id) and pool.process.is_up
     if pool is not None and is_idle and life_number(run) in (None, pool.number):
@@ -98,8 +98,8 @@ def settle(ctx: Context, run: RunRow, driver: ProcessState) -> None:
 
 
 def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReason, str] | None:
-    """Return the verdict on the attempt once all of its journal is taken in; None before, and in a home that
-    was just moved. A journal that is not to be believed makes the run fail.
+    """Return the verdict on the attempt once all of its journal is taken in; None before that, and in a home
+    that was just moved. With a journal that cannot be trusted the run has failed.
 
     Raises OSError for one that cannot be read, unless the run is to be killed.
     """
@@ -116,7 +116,7 @@ def _last_word(ctx: Context, run: RunRow, evidence: _Evidence) -> tuple[EndReaso
 
 
 def _verdict(run: RunRow, evidence: _Evidence) -> tuple[EndReason, str]:
-    """Decide why the attempt ended, and say it in a sentence. What the driver reported counts first."""
+    """Decide why the attempt ended, and say it in a sentence. What the driver recorded counts first."""
     driver = evidence.driver
     if evidence.end is not None:
         return by_its_word(run, evidence.end, evidence.life)
@@ -132,19 +132,20 @@ def _verdict(run: RunRow, evidence: _Evidence) -> tuple[EndReason, str]:
     if not evidence.life[1].is_up:
         attempt, process = evidence.life
         forced = by_force(attempt, process)
-        tail = "" if forced else _log_end(attempt, process, 5)
+        is_silent = forced or process.signal == signal.SIGKILL  # it could not say why
+        tail = "" if is_silent else log_end(attempt.log, 5)
         words = clauses(in_words(attempt, process, f"pool {run.pool}"), tail)
-        return (
-            EndReason.LOST if evidence.began or was_killed(process) or forced else EndReason.FAILED
-        ), words
+        is_lost = evidence.began or was_killed(process) or forced
+        return (EndReason.LOST if is_lost else EndReason.FAILED), words
     words = in_words(run.attempt_dir, driver, "the driver")
-    return EndReason.LOST, clauses(words, _log_end(run.attempt_dir, driver))
+    tail = "" if driver.signal == signal.SIGKILL else log_end(run.attempt_dir.log)
+    return EndReason.LOST, clauses(words, tail)
 
 
 def by_its_word(
     run: RunRow, end: EndFact, life: tuple[AttemptDir, ProcessState] | None
 ) -> tuple[EndReason, str]:
-    """Repeat what the driver reported of its end, and add how its pool ended and what can be done."""
+    """Repeat what the driver recorded of its end, and add how its pool ended and what can be done."""
     reason = EndReason(end.reason) if end.reason in EndReason.__members__.values() else EndReason.FAILED
     pool = ""
     if reason is EndReason.LOST and life is not None:
@@ -153,13 +154,6 @@ def by_its_word(
     return reason, clauses(end.detail, pool, end.hint or (cause.advice if cause else ""))
 
 
-def _log_end(attempt: AttemptDir, process: ProcessState, lines: int = 1) -> str:
-    """Say what the log of a process has of its end; what SIGKILL ends cannot say why."""
-    return "" if process.signal == signal.SIGKILL else log_end(attempt.log, lines)
-
-
 def was_killed(process: ProcessState) -> bool:
-    """Check for death by a signal; a process whose shim was killed as well counts too, as only its start is
-    known.
-    """
+    """Check whether a signal ended the process. One with only a start counts: its shim was killed as well."""
     return process.signal is not None or (process.phase == "vanished" and process.pid is not None)

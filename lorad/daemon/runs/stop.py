@@ -1,6 +1,4 @@
-"""End drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver that
-misses its pool.
-"""
+"""End drivers: SIGTERM for a graceful stop, SIGKILL to the group for a kill or a driver without a pool."""
 
 import logging
 import signal
@@ -16,7 +14,7 @@ log = logging.getLogger("lorad.daemon")
 
 
 def stop(ctx: Context, run: RunRow) -> None:
-    """Do to the driver of an active run what is wanted of it, once, and again when nothing comes of it."""
+    """Stop or kill the driver of a run when that was asked for, or its pool is gone; insist now and then."""
     if run.state == RunState.STOPPING:
         _send(ctx, run, signal.SIGKILL if run.wanted == "kill" else signal.SIGTERM)
     life = life_of(ctx, run)

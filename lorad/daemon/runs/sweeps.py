@@ -1,13 +1,13 @@
 """Successive halving (Jamieson & Talwalkar, 2016): at each rung the better runs of a sweep continue, the
 others stop.
 
-A rung is decided once all runs that are still in it have made its steps, or are over; runs that are further
-by then continue. The decision, the stops and the event are one transaction: a daemon that dies decides a rung
-once or not at all.
+A rung is decided once all runs that are still in the race have made its steps, or are over; runs that are
+further by then continue. The decision, the stops and the event are one transaction: a daemon that dies has
+decided a rung once or not at all.
 
-What was sampled before the first update says nothing about a run, so that no rung is before it and no such
-reward counts. Of ETA runs one continues, and so does every run with exactly the same score as the last one
-that does: a name never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
+Samples from before the first update say nothing about a run, so no rung is before it and no such reward
+counts. Of ETA runs one continues, and so does every run with exactly the score of the last one that does: a
+name never decides between equal runs. (ASHA, Li et al., 2020, keeps by a threshold, too.)
 """
 
 import logging
@@ -34,6 +34,7 @@ from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
+_FIRST = 2  # the step whose samples come from an updated version, without staleness
 LAST_STEPS = 5  # whose mean reward counts
 _ETA = 2
 _OF_EVALS = ("eval", "nll")
@@ -44,7 +45,8 @@ _METRICS = (*_OF_EVALS, *_OF_STEPS)
 class _Point(NamedTuple):
     """A run at a rung.
 
-    score: None where there is none, as for a run that failed.
+    score: None where it has none, as a run that failed early.
+    in_race: it may continue.
     """
 
     run: RunRow
@@ -59,7 +61,7 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
     if not 1 < eta <= len(specs):
         hint = "It is more than 1 and at most as many as there are runs; 2 is usual."
         raise SpecError(f"--eta {eta:g} does not fit {len(specs)} runs", hint=hint)
-    first = max(_first_telling(spec) for spec in specs)
+    first = max(_FIRST + spec.rollout.max_staleness for spec in specs)
     if wish.rungs is not None and wish.min_steps is not None:
         raise SpecError("--rungs and --min-steps both say where rungs are", hint="Give one of the two.")
     if wish.rungs is not None:
@@ -76,61 +78,45 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
         raise SpecError(f"rungs {', '.join(map(str, rungs)) or 'none'} do not fit {steps} steps", hint=hint)
     metric = _metric_of(wish, specs, facts, rungs[0])
     if metric in _OF_STEPS and rungs[0] < first:
-        hint = f"Begin with step {first} or later, or use --metric eval."
         what = "rewards" if metric == "reward" else "losses"
-        raise SpecError(
-            f"rung {rungs[0]}: {what} up to step {first - 1} are from before the first update", hint=hint
-        )
+        problem = f"rung {rungs[0]}: {what} up to step {first - 1} are from before the first update"
+        raise SpecError(problem, hint=f"Begin with step {first} or later, or use --metric eval.")
     return Halving(eta, rungs, metric, wish.asha)
 
 
 def _metric_of(
     wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts], first_rung: int
 ) -> str:
-    """Choose what ranks the runs: what every run has by the first rung, and of the same kind.
-
-    Raises SpecError.
-    """
+    """Choose what ranks the runs: what every run has by the first rung, and is alike. Raises SpecError."""
     every = max(spec.eval.every for spec in specs)
     kinds = {spec.algorithm.kind for spec in specs}
     has_evals = all(0 < spec.eval.every <= first_rung for spec in specs)
-    is_scored = all(one.eval_scored for one in facts)
-    is_likely = all(one.eval_likely for one in facts)
+    is_scored = all(of_run.eval_scored for of_run in facts)
+    is_likely = all(of_run.eval_likely for of_run in facts)
     of_steps = "reward" if kinds == {"rl"} else "loss"
     usual = "eval" if has_evals and is_scored else "nll" if has_evals and is_likely else of_steps
     metric = wish.metric or usual
     if metric not in _METRICS:
-        raise SpecError(
-            f"--metric {metric}: there is no such metric", hint=f"Choose one of: {', '.join(_METRICS)}."
-        )
+        hint = f"Choose one of: {', '.join(_METRICS)}."
+        raise SpecError(f"--metric {metric}: there is no such metric", hint=hint)
     if metric in _OF_EVALS and not has_evals:
+        problem = f"{every} gives no evaluation up to the first rung, step {first_rung}"
         hint = f"Set eval.every to {first_rung} or less, or use --metric {of_steps}."
-        raise SpecError(
-            f"{every} gives no evaluation up to the first rung, step {first_rung}",
-            key="eval.every",
-            hint=hint,
-        )
+        raise SpecError(problem, key="eval.every", hint=hint)
     if (metric == "eval" and not is_scored) or (metric == "nll" and not is_likely):
         lacks = "what the reward needs" if metric == "eval" else "completions"
-        raise SpecError(
-            f"the held-out rows lack {lacks}, so that evaluations have no {metric}",
-            key="data.eval",
-            hint=f"Give rows that have it, or use --metric {usual}.",
-        )
+        problem = f"the held-out rows lack {lacks}, so that evaluations have no {metric}"
+        hint = f"Give rows that have it, or use --metric {usual}."
+        raise SpecError(problem, key="data.eval", hint=hint)
     algorithms = [spec.algorithm for spec in specs]
     hint = "Give held-out rows by data.eval, with eval.every up to the first rung: evals can be compared."
     if metric in _OF_STEPS and (metric != of_steps or len(kinds) > 1):
         names = ", ".join(dict.fromkeys(str(algorithm.name) for algorithm in algorithms))
         raise SpecError(f"runs of {names} cannot be ranked by {metric}", key="algorithm.name", hint=hint)
-    if metric == "loss" and any(one.preference != algorithms[0].preference for one in algorithms):
+    if metric == "loss" and any(other.preference != algorithms[0].preference for other in algorithms):
         problem = "losses of different preferences cannot be compared, and there is nothing else to rank by"
         raise SpecError(problem, key="algorithm.preference", hint=hint)
     return metric
-
-
-def _first_telling(spec: Spec) -> int:
-    """Find the first step whose samples may come from an updated version."""
-    return 2 + spec.rollout.max_staleness
 
 
 def halve(ctx: Context) -> None:
@@ -155,7 +141,8 @@ def _decide(ctx: Context, sweep: Sweep) -> None:
     points = []
     for run in entered:  # who ended before it was done is out of the race; it has a score if it came that far
         score = None if run.step < step else _score_of(ctx, run.name, step, metric)
-        points.append(_Point(run, score, not _has_failed(run)))
+        has_failed = run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
+        points.append(_Point(run, score, not has_failed))
     sign = 1 if metric in LOWER_IS_BETTER else -1
     ranked = sorted(points, key=lambda p: (not p.in_race, p.score is None, sign * (p.score or 0.0)))
     most = math.ceil(len(ranked) / halving.eta)
@@ -163,38 +150,32 @@ def _decide(ctx: Context, sweep: Sweep) -> None:
     ties = [point for point in racing[most:] if point.score == racing[most - 1].score]
     kept = [*racing[:most], *ties]
     stopped = [point for point in ranked if point not in kept and point.run.state != RunState.ENDED]
-    rung = Rung(
-        step=step,
-        kept=[point.run.name for point in kept],
-        stopped=[point.run.name for point in stopped],
-        scores={point.run.name: point.score for point in ranked},
-        at=time.time(),
-    )
-    _stop_at(ctx, sweep, rung, stopped)
+    kept_names = [point.run.name for point in kept]
+    stopped_names = [point.run.name for point in stopped]
+    scores = {point.run.name: point.score for point in ranked}
+    _stop_at(ctx, sweep, Rung(step, kept_names, stopped_names, scores, time.time()), stopped)
 
 
 def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
     """Decide about every run at work by the last rung that it reached, among all that reached it so far.
 
-    Nobody waits: the first to come to a rung continues, and is stopped before it comes to the next one if it
-    is no more among the best, one in eta (ASHA, Li et al., 2020, with stops in place of pauses). Whoever has
-    exactly the score of the last of these continues.
+    No run waits: the first to come to a rung continues, and is stopped before the next one if it is no longer
+    among the best, one in eta (ASHA, Li et al., 2020, with stops in place of pauses). A run with exactly the
+    score of the last of these continues.
     """
     members = {name: runs.get(ctx.store, name) for name in sweeps.members(ctx.store, sweep.sweep)}
     before = {rung.step: rung for rung in sweep.rungs}
     out = {name for rung in sweep.rungs for name in rung.stopped}
-    failed = {run.name for run in members.values() if _has_failed(run)}
+    over = [run for run in members.values() if run.state == RunState.ENDED]
+    failed = {run.name for run in over if run.reason != EndReason.COMPLETED}
     rungs = []
     for step in halving.rungs:  # with the scores of runs that have reached them since the last look
         rung = before.get(step) or Rung(step, [], [], {}, 0.0)
-        new = {
-            name: _score_of(ctx, name, step, halving.metric)
-            for name, run in members.items()
-            if run.step >= step
-            and name not in rung.scores.keys() | out
-            and _has_reached(ctx, run, step, halving.metric)
-        }
-        rungs.append(structs.replace(rung, scores=rung.scores | new))
+        scored = rung.scores.keys() | out
+        new = [run for name, run in members.items() if run.step >= step and name not in scored]
+        reached = [run.name for run in new if _has_reached(ctx, run, step, halving.metric)]
+        added = {name: _score_of(ctx, name, step, halving.metric) for name in reached}
+        rungs.append(structs.replace(rung, scores=rung.scores | added))
     last = {name: rung.step for rung in rungs for name in rung.scores}
     for rung in rungs:
         scores = [score for score in rung.scores.values() if score is not None]
@@ -216,10 +197,6 @@ def _decide_each(ctx: Context, sweep: Sweep, halving: Halving) -> None:
             _stop_at(ctx, sweep, decided, stopped)
 
 
-def _has_failed(run: RunRow) -> bool:
-    return run.state == RunState.ENDED and run.reason != EndReason.COMPLETED
-
-
 def _has_reached(ctx: Context, run: RunRow, step: int, metric: str) -> bool:
     """Check whether everything that the run will report about its steps up to `step` is known."""
     if run.state == RunState.ENDED or run.step > step:
@@ -237,17 +214,16 @@ def _score_of(ctx: Context, name: str, step: int, metric: str) -> float | None:
     """
     if metric in _OF_EVALS:
         evaluation = newest_eval(ctx.store, name, 0, step)
-        score = None
-        if evaluation is not None:
-            score = evaluation.score if metric == "eval" else evaluation.nll
+        figures = {"eval": evaluation.score, "nll": evaluation.nll} if evaluation is not None else {}
+        score = figures.get(metric)
     else:
-        first = _first_telling(spec_of(runs.get(ctx.store, name)))
+        first = _FIRST + spec_of(runs.get(ctx.store, name)).rollout.max_staleness
         score = mean_metric(ctx.store, name, first, step, LAST_STEPS, metric)
     return score if score is not None and math.isfinite(score) else None
 
 
 def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) -> None:
-    """Write a rung down and stop runs there, both or neither."""
+    """Write a rung down and stop runs at it, both or neither."""
     scores = [score for name in rung.kept if (score := rung.scores[name]) is not None]
     best_of = min if sweep.halving and sweep.halving.metric in LOWER_IS_BETTER else max
     best = best_of(scores, default=None)
@@ -256,7 +232,9 @@ def _stop_at(ctx: Context, sweep: Sweep, rung: Rung, stopped: Sequence[_Point]) 
         sweeps.decide(ctx.store, sweep.sweep, rung)
         events.append(ctx.store, None, "halving", {"sweep": sweep.sweep} | structs.asdict(rung))
         for point in stopped:
-            why = f"stopped by halving at step {step}: {shown(point.score)}, the best had {shown(best)}"
+            why = (
+                f"stopped by halving at step {step}: {_in_words(point.score)}, the best had {_in_words(best)}"
+            )
             end(ctx, point.run, why)
     log.info("sweep %s: step %d keeps %s", sweep.sweep, step, ", ".join(rung.kept))
     ctx.loop.poke()
@@ -273,5 +251,5 @@ def end(ctx: Context, run: RunRow, why: str) -> None:
         runs.set_fields(ctx.store, run.name, wanted="stop", detail=why)
 
 
-def shown(score: float | None) -> str:
+def _in_words(score: float | None) -> str:
     return "no score" if score is None else f"{score:.3g}"

@@ -1,6 +1,6 @@
 """Read the journals of runs: ingest them as far as they can be trusted, and find what an attempt wrote last.
 
-Another user's journal contains whatever that user wrote.
+The journal of another user may contain anything.
 """
 
 import logging
@@ -16,20 +16,18 @@ from lorad.files import open_file
 from lorad.protocol.journal import EndFact, Record, decode
 from lorad.states import Move, RunState
 from lorad.store import runs
-from lorad.store.ingest import Taken, ingest_some, refuse_foreign_journal
+from lorad.store.ingest import IngestedPortion, ingest_some, refuse_foreign_journal
 from lorad.store.rows import RunRow
 
 log = logging.getLogger("lorad.daemon")
 
 _TAIL = 1 << 18  # bytes of a journal in which an attempt's newest records are looked for
 _LOOK_SECONDS = 0.1  # in one pass
-MOST_CUTS = 3  # cuts of one attempt; a crash of the machine or a full disk cuts a record, once
+MOST_CUTS = 3  # of the journal of one attempt; a crash of the machine or a full disk cuts a record, once
 
 
-def take_in(ctx: Context, run: RunRow) -> Taken:
-    """Ingest a portion of what is new. Raises IntegrityError for what no driver of lorad does or writes;
-    nothing after it is taken in.
-    """
+def take_in(ctx: Context, run: RunRow) -> IngestedPortion:
+    """Ingest a part of the new records. Raises IntegrityError for one that no driver of lorad writes."""
     refuse_strange_journal(run.dir, ctx.user(run.owner_uid))
     taken = ingest_some(ctx.store, run.name, run.dir.journal)
     if taken.is_again:
@@ -42,8 +40,7 @@ def take_in(ctx: Context, run: RunRow) -> Taken:
 
 
 def refuse_journal(ctx: Context, run: RunRow) -> None:
-    """Raise IntegrityError for a journal that is not the run's own; `watch_journals` tells of it until it is
-    put back."""
+    """Raise IntegrityError for a journal that is not the run's own, which `watch_journals` looks at again."""
     ctx.storage.doubted.add(run.name)
     refuse_strange_journal(run.dir, ctx.user(run.owner_uid))
     refuse_foreign_journal(ctx.store, run.name, run.dir.journal)
@@ -51,17 +48,14 @@ def refuse_journal(ctx: Context, run: RunRow) -> None:
 
 
 def watch_journals(ctx: Context) -> None:
-    """Look at the journals that are doubted: at the start all, and later what was refused."""
+    """Look at the journals that are doubted: at the start all, and later those that were refused."""
     doubted = runs.named(ctx.store, sorted(ctx.storage.doubted)) if ctx.storage.doubted else []
     each(ctx, refuse_journal, doubted, of_run, seconds=_LOOK_SECONDS)
     ctx.storage.doubted &= {run.name for run in doubted}
 
 
 def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
-    """Ingest a run's journal; kill the run if that cannot be trusted: it would run on unseen.
-
-    `settle` says why.
-    """
+    """Ingest a run's journal; kill the run if it cannot be trusted, as it would go on unseen."""
     try:
         return take_in(ctx, run).new
     except IntegrityError as error:
@@ -75,10 +69,7 @@ def take_in_or_end(ctx: Context, run: RunRow) -> list[Record]:
 
 
 def is_taken_in(ctx: Context, run: RunRow) -> bool:
-    """Check whether all is ingested that the journal had when the driver was first seen to be gone.
-
-    Other processes may still write to it.
-    """
+    """Check whether all is ingested that the journal had when its driver was first seen to be gone."""
     size = ctx.storage.last_words.setdefault(run.name, size_of(run.dir.journal))
     taken = take_in(ctx, run)
     return not taken.more or taken.offset >= size
@@ -92,7 +83,7 @@ def size_of(journal: Path) -> int:
 
 
 def last_facts(journal: Path, attempt: int) -> list[Record]:
-    """List the newest records of an attempt, as many as are in the tail of the journal."""
+    """List the records of an attempt that are in the tail of the journal."""
     try:
         with open_file(journal) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))

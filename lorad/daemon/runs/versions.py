@@ -23,10 +23,11 @@ from lorad.store.metrics import best_evals
 from lorad.store.rows import VersionRow
 from lorad.store.versions import get_version, of_step
 
-_BEST = "best"  # in place of a number
+# what may stand in place of a number
+_BEST = "best"
 _LATEST = "latest"
-_OF_STEP = re.compile(r"step:([0-9]{1,9})")  # likewise
-_WRITE_SECONDS = 20.0  # a pool writes the files of a version behind its run's back
+_OF_STEP = re.compile(r"step:([0-9]{1,9})")
+_WRITE_SECONDS = 20.0  # in which a pool writes the files of a version, which its run does not wait for
 _POLL_SECONDS = 0.05
 
 
@@ -34,7 +35,7 @@ def find_version(ctx: Context, caller: Caller, name: str) -> VersionRow:
     """Find a version by `run@number`, as the one that a step made (`run@step:80`), as the best of a run
     (`run@best`), by an alias, or as a run's current one (`run`, `run@latest`); an alias goes before a run.
 
-    Raises NotFound, also for what the caller may not see, and SpecError.
+    Raises SpecError, and NotFound, also for a run that the caller may not see.
     """
     run_name, at, which = name.partition("@")
     step = _OF_STEP.fullmatch(which)
@@ -87,21 +88,16 @@ def in_hand(ctx: Context, version: VersionRow) -> Iterator[None]:
 def is_loaded(ctx: Context, version: VersionRow) -> bool:
     """Check whether the engine of a pool has the version loaded, by the pool's last status."""
     name = version.name
-    return any(name in pool.status.loaded for pool in heard(ctx, version.owner_uid) if pool.status)
+    return any(name in pool.status.loaded for pool in believed_pools(ctx, version.owner_uid) if pool.status)
 
 
-def heard(ctx: Context, owner_uid: int) -> list[Pool]:
-    """List the pools that are believed to have what is a user's: in a shared daemon pools of other users may
-    claim what they like.
-    """
+def believed_pools(ctx: Context, owner_uid: int) -> list[Pool]:
+    """List the pools that are believed about a user's versions: not those of others in a shared daemon."""
     return [pool for pool in list(ctx.pools.values()) if ctx.users.is_believed(pool.setup.owner, owner_uid)]
 
 
 def has_files(path: str | Path) -> bool:
-    """Check whether a version or checkpoint has a directory.
-
-    Links do not count: an owner may put one in its place.
-    """
+    """Check whether a version or checkpoint has a directory; a link of its owner does not count."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -109,10 +105,7 @@ def has_files(path: str | Path) -> bool:
 
 
 async def await_files(ctx: Context, version: VersionRow) -> None:
-    """Wait until the version's directory is there, written by the pool that has it.
-
-    Raises Conflict if none will be.
-    """
+    """Wait until the pool that has the version has written its directory. Raises Conflict if none will."""
     deadline = time.monotonic() + _WRITE_SECONDS
     if not has_files(version.path):
         await refresh(ctx)
@@ -126,30 +119,24 @@ async def await_files(ctx: Context, version: VersionRow) -> None:
 
 
 async def await_bytes(ctx: Context, version: VersionRow) -> None:
-    """Wait until a pool can serve the version, from memory or from its files.
-
-    Raises Conflict when both are gone.
-    """
+    """Wait until a pool can serve the version, from memory or its files. Raises Conflict without both."""
     if not is_loaded(ctx, version):
         await await_files(ctx, version)
 
 
 def files_gone(version: VersionRow) -> Conflict:
-    run = version.run
-    return Conflict(
-        f"the files of {version.name} are gone: {version.path}",
-        hint=f"`lorad adapters {run}` shows which versions have theirs; checkpoint.keep_versions says how "
-        "many stay, checkpoint.keep_best keeps the best.",
+    hint = (
+        f"`lorad adapters {version.run}` shows which versions have theirs; checkpoint.keep_versions says how "
+        "many stay, checkpoint.keep_best keeps the best."
     )
+    return Conflict(f"the files of {version.name} are gone: {version.path}", hint=hint)
 
 
 def check_files(version: VersionRow) -> None:
-    """Re-hash its directory: the file of its tensors has the version's own sha256. Raises IntegrityError."""
+    """Hash its files again. Raises IntegrityError unless the tensors have the sha256 of the version."""
     path = Path(version.path)
     weights = verify(path).get(WEIGHTS)
     if weights is None or weights.sha256 != version.sha256:
         what = f"its tensors have sha256 {weights.sha256}" if weights else f"there is no {WEIGHTS}"
-        raise IntegrityError(
-            f"{path}: {what}, {version.name} is {version.sha256}",
-            hint="Its files were replaced; use another version.",
-        )
+        hint = "Its files were replaced; use another version."
+        raise IntegrityError(f"{path}: {what}, {version.name} is {version.sha256}", hint=hint)

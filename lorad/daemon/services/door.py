@@ -21,13 +21,14 @@ from lorad.daemon.services.service import (
 from lorad.states import RunState
 from lorad.store import runs
 
-_UNWANTED_SECONDS = 600.0  # that the door of a user stays who has no model
+_UNWANTED_SECONDS = 600.0  # for which the door of a user without a model stays
 _HAVE_DOOR = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def _look(ctx: Context) -> dict[int, Upkeep]:
-    """Keep the door that every client asks up while it has a port, and in a shared daemon those of users who
-    asked lately, or have models that are not paused, as a door pauses them."""
+    """Keep the own door up while it has a port; in a shared daemon also those of users who asked lately, or
+    have a model that their door has not paused.
+    """
     users = with_directory(ctx, DOOR) if ctx.users.shared else set()
     if ctx.config.tinker.port is None:
         return dict.fromkeys([OWN, *users], "away")

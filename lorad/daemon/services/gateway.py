@@ -20,12 +20,13 @@ from lorad.store.runs import owners_served
 from lorad.store.versions import is_anything_served
 
 UP_SECONDS = 15.0  # for its first answer
-UNWANTED_SECONDS = 600.0  # that the gateway of an owner stays who has nothing to serve
+UNWANTED_SECONDS = 600.0  # for which the gateway of an owner who has nothing to serve stays
 
 
 def _look(ctx: Context) -> dict[int, Upkeep]:
-    """Keep the gateway that every client asks up from the first time that something is served, and in a
-    shared daemon that of each owner who has something to serve, or whose versions were asked for lately."""
+    """Keep the own gateway up from when something is first served; in a shared daemon also that of each owner
+    who has something to serve, or whose versions were asked for lately.
+    """
     gateways = while_needed(ctx, GATEWAY, owners_served(ctx.store), seconds=UNWANTED_SECONDS)
     gateways[OWN] = "up" if is_anything_served(ctx.store) else "stays"
     return gateways
@@ -57,8 +58,8 @@ def want_gateway_of(ctx: Context, uid: int) -> None:
 
 
 def gateway_socket(ctx: Context, caller: Caller) -> str | None:
-    """Find the socket on which the gateway answers a caller now; None while it does not. Where users see what
-    is theirs alone, they cannot open the front's without a token: theirs is that of their own gateway.
+    """Find the socket on which the gateway answers a caller now; None while it does not. Where users see only
+    what is theirs, they cannot open the front's socket without a token, and use that of their own gateway.
     """
     socket = ctx.home.gateway_socket
     is_private = ctx.users.shared and ctx.config.sharing.read != "all"
@@ -68,8 +69,8 @@ def gateway_socket(ctx: Context, caller: Caller) -> str | None:
 
 
 def gateway_address(ctx: Context, caller: Caller) -> dict[str, str | None]:
-    """Find where the gateway answers a caller now, as answers of the daemon have it: its socket, the base URL
-    of its port on 127.0.0.1, and the file of the key for that; None for what there is not.
+    """Return the fields of an answer that say where the gateway answers a caller now: its socket, the base
+    URL of its port on 127.0.0.1, and the file of the key for that; None for what there is not.
     """
     socket = gateway_socket(ctx, caller)
     settings = ctx.config.gateway
@@ -83,10 +84,7 @@ def gateway_address(ctx: Context, caller: Caller) -> dict[str, str | None]:
 
 
 async def gateway_up(ctx: Context, caller: Caller) -> dict[str, str | None]:
-    """Wait until the gateway answers, or for as long as that should take. Returns its address.
-
-    The loop starts it: whoever made it wanted has poked the loop.
-    """
+    """Wait until the gateway answers, or for as long as its start should take. Returns its address."""
     doing().tell("waiting for the gateway")
     deadline = time.monotonic() + UP_SECONDS
     while gateway_socket(ctx, caller) is None and time.monotonic() < deadline:  # noqa: ASYNC110

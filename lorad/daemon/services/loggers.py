@@ -23,45 +23,39 @@ from lorad.loggers.table import FollowedRun, LoggersTable, read_state
 from lorad.protocol.tables import STATE
 from lorad.states import ACTIVE
 from lorad.store import runs
-from lorad.store.rows import RunRow
 
-_SHARED_FILES = "~/lorad"  # of the user whose process it is
+_SHARED_FILES = "~/lorad"  # in the home of the user whose process it is
 _RETRIED = "It is tried again; the run is not affected, and nothing is lost."
 
 
 def _look(ctx: Context) -> dict[int, Upkeep]:
-    """Note which runs are to be followed: at first all, then those that become active. One that was removed
-    is forgotten. The process of an owner is up while runs of theirs are followed."""
+    """Note which runs are to be followed: at first all with loggers, then each that becomes active, until it
+    is removed. The process of an owner is up while runs of theirs are followed.
+    """
     active = {run.name: run for run in runs.in_states(ctx.store, *ACTIVE) if spec_of(run).loggers}
-    followed = ctx.loggers.runs
-    if followed is None:
-        followed = ctx.loggers.runs = {}
-        for run in runs.with_loggers(ctx.store):
-            followed[run.name] = run.owner_uid, _followed(run, is_over=True)
-    followed.update({name: (run.owner_uid, _followed(run, is_over=False)) for name, run in active.items()})
+    is_first = ctx.services.followed is None
+    followed = ctx.services.followed or {}
+    ctx.services.followed = followed
     left = [name for name, (_, run) in followed.items() if not run.is_over and name not in active]
-    rows = {run.name: run for run in runs.named(ctx.store, left)} if left else {}
     for name in left:
         followed.pop(name)
-        if name in rows:
-            followed[name] = rows[name].owner_uid, _followed(rows[name], is_over=True)
+    over = runs.with_loggers(ctx.store) if is_first else runs.named(ctx.store, left) if left else []
+    for run in (*over, *active.values()):
+        specs = [*(spec_of(run).loggers or [])]
+        facts = FollowedRun(run.name, run.directory, specs, is_over=run.name not in active)
+        followed[run.name] = run.owner_uid, facts
     return while_needed(ctx, LOGGERS, {uid for uid, _ in followed.values()}, seconds=0.0)
 
 
-def _followed(run: RunRow, *, is_over: bool) -> FollowedRun:
-    return FollowedRun(run.name, run.directory, [*(spec_of(run).loggers or [])], is_over)
-
-
 def _table(ctx: Context, process: ServiceProcess) -> LoggersTable:
-    """Make what a process is to follow; the table that it has, where that says the same."""
-    rows = (ctx.loggers.runs or {}).values()
+    """Make the table of the runs that a process follows; the one that it has where nothing changed."""
+    rows = (ctx.services.followed or {}).values()
     followed = [run for owner, run in rows if process.uid in (OWN, owner)]
     before = ctx.services.tables.get((LOGGERS.name, process.uid))
     if isinstance(before, LoggersTable) and before.runs == followed:
         return before
-    return LoggersTable(
-        time.time_ns(), str(ctx.home.root) if process.user is None else _SHARED_FILES, followed
-    )
+    home = str(ctx.home.root) if process.user is None else _SHARED_FILES
+    return LoggersTable(time.time_ns(), home, followed)
 
 
 def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
@@ -69,9 +63,9 @@ def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
     table = _table(ctx, process)
     with as_user(process.user):
         state = read_state(process.work / STATE)
-    if ctx.loggers.runs is not None and state.number == table.number:
+    if ctx.services.followed is not None and state.number == table.number:
         for name in {run.run for run in table.runs if run.is_over}.intersection(state.done):
-            ctx.loggers.runs.pop(name)
+            ctx.services.followed.pop(name)
     return [
         Failure(Item(f"{fault.logger} of run {fault.run}", process.uid), fault.says, fault.hint or _RETRIED)
         for fault in state.faults

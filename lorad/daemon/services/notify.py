@@ -2,7 +2,7 @@
 daemon's own, in a shared daemon one of each owner, which runs as them and alone reads their secrets.
 
 What a pass looked at and what came of it are one file (`outbox.json`), and a delivery leaves it only when its
-process says so: whoever dies when, each is made at least once.
+process says so: each is made at least once, whoever dies when.
 """
 
 import time
@@ -27,8 +27,8 @@ from lorad.daemon.services.service import (
 from lorad.daemon.state import RunClock
 from lorad.daemon.troubles import Item
 from lorad.errors import LoradError, StorageError
-from lorad.notify.outbox import OLDEST, Outbox, load, message_of, posted, said_of_move, save, without
-from lorad.notify.table import AlarmSaid, Message, NotifyTable, read_state
+from lorad.notify.outbox import OLDEST, Outbox, event_of_move, load, message_of, save, with_messages, without
+from lorad.notify.table import AlarmFacts, Message, NotifyTable, read_state
 from lorad.protocol.tables import STATE
 from lorad.states import ACTIVE, RunState
 from lorad.store import events, runs
@@ -36,13 +36,13 @@ from lorad.store.rows import RunRow
 
 _STAYS = 120.0  # seconds that a process stays when nobody needs it
 _RETRIED = "It is tried again for some hours; the run is not affected."
-_DAMAGED = "Remove it; notifications that were not delivered are lost."
 _TOO_MANY = "more notifications in an hour than are sent: the rest is left out"
 
 
 def _look(ctx: Context) -> dict[int, Upkeep]:
     """Note what is to be delivered. The process of a user is up while they have something to be delivered, or
-    may have soon. Raises StorageError."""
+    an active run that may soon make something. Raises StorageError.
+    """
     _look_at_events(ctx)
     _look_at_alarms(ctx)
     users = {owned.uid for owned in _outbox(ctx).pending}
@@ -56,8 +56,7 @@ def _table(ctx: Context, process: ServiceProcess) -> NotifyTable:
 
 
 def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
-    """Drop the deliveries that a process is done with, and note as an event of its run each that was given
-    up. Raises StorageError."""
+    """Drop the deliveries that a process is done with; one that was given up becomes an event of its run."""
     pending = {owned.delivery.key: owned for owned in _outbox(ctx).pending if process.uid in (OWN, owned.uid)}
     if not pending:
         return []
@@ -75,9 +74,8 @@ def _take(ctx: Context, process: ServiceProcess) -> list[Failure]:
     for failed in state.faults:
         if owned := pending.get(failed.key):
             message = owned.delivery.message
-            title = owned.delivery.to.title
-            item = Item(f"notify {title} of the {message.event} of run {message.run}", owned.uid)
-            failures.append(Failure(item, failed.says, _RETRIED))
+            name = f"notify {owned.delivery.to.title} of the {message.event} of run {message.run}"
+            failures.append(Failure(Item(name, owned.uid), failed.says, _RETRIED))
     return failures
 
 
@@ -85,22 +83,22 @@ NOTIFY = Service("notify", "the notifications", _look, on_table, _table, _take, 
 
 
 def _outbox(ctx: Context) -> Outbox:
-    """Return what is to be delivered, from disk at first. Raises StorageError."""
-    if ctx.notify.outbox is None:
+    """Return what is to be delivered, at first from disk. Raises StorageError."""
+    if ctx.services.outbox is None:
         path = ctx.home.notify / "outbox.json"
         try:
-            ctx.notify.outbox = load(path)
+            ctx.services.outbox = load(path)
         except OSError as error:
             hint = "Mend what keeps it from being read."
             raise StorageError(f"{path}: {error.strerror}", hint=hint) from None
         except ValueError:
-            raise StorageError(f"{path} is damaged", hint=_DAMAGED) from None
-    return ctx.notify.outbox
+            hint = "Remove it; notifications that were not delivered are lost."
+            raise StorageError(f"{path} is damaged", hint=hint) from None
+    return ctx.services.outbox
 
 
 def _keep_outbox(ctx: Context, outbox: Outbox) -> None:
-    """Write the outbox down, unless nothing came of what was looked at. Raises StorageError; then nothing of
-    it has happened."""
+    """Write the outbox down if more than its cursor changed. Raises StorageError; then it is as before."""
     before = _outbox(ctx)
     if replace(outbox, cursor=before.cursor) != before:
         try:
@@ -109,7 +107,7 @@ def _keep_outbox(ctx: Context, outbox: Outbox) -> None:
         except OSError as error:
             where = error.filename or ctx.home.notify
             raise StorageError(f"{where}: {error.strerror}", hint=_RETRIED) from error
-    ctx.notify.outbox = outbox
+    ctx.services.outbox = outbox
 
 
 def _look_at_events(ctx: Context) -> None:
@@ -120,7 +118,7 @@ def _look_at_events(ctx: Context) -> None:
         outbox = replace(outbox, cursor=0)
     while outbox.cursor < newest:
         moves = events.moves_after(ctx.store, outbox.cursor)
-        recent = [move for move in moves if move.at > time.time() - OLDEST and said_of_move(move.data)]
+        recent = [move for move in moves if move.at > time.time() - OLDEST and event_of_move(move.data)]
         names = {move.run for move in recent if move.run}
         rows = {run.name: run for run in runs.named(ctx.store, list(names))}
         for move in recent:
@@ -128,7 +126,7 @@ def _look_at_events(ctx: Context) -> None:
             if run is not None and move.id >= events.first_id(ctx.store, run.name):
                 detail = move.data.get("detail") or ""
                 facts = {"state": move.data["state"], "reason": move.data.get("reason"), "detail": detail}
-                message = message_of(said_of_move(move.data), move.at, _facts(run) | facts)
+                message = message_of(event_of_move(move.data), move.at, _facts(run) | facts)
                 outbox = _post(ctx, outbox, run, [message])
         outbox = replace(outbox, cursor=moves[-1].id if moves else newest)
         _keep_outbox(ctx, outbox)
@@ -137,8 +135,8 @@ def _look_at_events(ctx: Context) -> None:
 def _look_at_alarms(ctx: Context) -> None:
     """Note who is to hear of what is wrong now.
 
-    How long a run has been quiet is measured by the monotonic clock from its newest step on: the clock on the
-    wall may be set meanwhile, which is no fault of the run.
+    How long a run has been quiet is measured by the monotonic clock from its newest step on, as the clock on
+    the wall may be set meanwhile.
     """
     now = time.time()
     ahead = now - time.monotonic()
@@ -147,20 +145,21 @@ def _look_at_alarms(ctx: Context) -> None:
     for run in runs.in_states(ctx.store, RunState.RUNNING):
         if not any({"alarm", "look"} & {*to.events} for to in spec_of(run).notify or []):
             continue
-        clock = ctx.notify.clocks.get(run.name)
+        clock = ctx.services.clocks.get(run.name)
         if clock is None or (clock.attempt, clock.step) != (run.attempt, run.step):
             clock = RunClock(run.attempt, run.step, ahead)
         clocks[run.name] = clock
-        raised = alarms([run], ctx.config.alarms, clock.ahead + time.monotonic())
-        facts = _facts(run)
-        says = [AlarmSaid(alarm.level, alarm.kind, alarm.says) for alarm in raised]
-        outbox = _post(ctx, outbox, run, [message_of("alarm", now, facts, alarm) for alarm in says])
-    ctx.notify.clocks = clocks
+        messages = []
+        for alarm in alarms([run], ctx.config.alarms, clock.ahead + time.monotonic()):
+            said = AlarmFacts(alarm.level, alarm.kind, alarm.says)
+            messages.append(message_of("alarm", now, _facts(run), said))
+        outbox = _post(ctx, outbox, run, messages)
+    ctx.services.clocks = clocks
     _keep_outbox(ctx, outbox)
 
 
 def _post(ctx: Context, outbox: Outbox, run: RunRow, messages: list[Message]) -> Outbox:
-    """Add messages for those who are to hear of them; an event names each that is one too many."""
+    """Add messages for the receivers of a run; an event names each that is one too many."""
     receivers = spec_of(run).notify or []
     if not receivers or not messages:
         return outbox
@@ -168,7 +167,7 @@ def _post(ctx: Context, outbox: Outbox, run: RunRow, messages: list[Message]) ->
         cwd = request_of(run).cwd
     except LoradError:
         cwd = "/"
-    outbox, left_out = posted(outbox, run.owner_uid, receivers, messages, cwd)
+    outbox, left_out = with_messages(outbox, run.owner_uid, receivers, messages, cwd)
     for message in left_out:
         events.append(ctx.store, run.name, "notify", {"event": message.event, "to": "", "error": _TOO_MANY})
     return outbox
@@ -176,9 +175,5 @@ def _post(ctx: Context, outbox: Outbox, run: RunRow, messages: list[Message]) ->
 
 def _facts(run: RunRow) -> dict[str, object]:
     same = ("owner", "step", "steps", "attempt", "version", "reward")
-    return {key: getattr(run, key) for key in same} | {
-        "run": run.name,
-        "loss": run.signals.loss,
-        "eval": run.eval_last,
-        "state": str(run.state),
-    }
+    others = {"run": run.name, "loss": run.signals.loss, "eval": run.eval_last, "state": str(run.state)}
+    return {key: getattr(run, key) for key in same} | others

@@ -66,14 +66,13 @@ class Failure(NamedTuple):
 class Service:
     """A row of the table of services.
 
-    name: its program is `lorad.NAME`, and its directory in the home has this name too.
+    name: the name of its directory in the home; its program is `lorad.NAME`.
     title: what logs and troubles call it.
     look: looks at what there is to do, and decides what is done about the process of each user (OWN: the
         daemon's own). Nothing is done about a process that it does not name.
     launch: describes how a process is started.
-    table: makes what a process is given to do, in its `table.json`; None for a service without one.
-    take: acts upon what a process says in its `state.json`, and returns what fails; None where it says
-        nothing.
+    table: makes the `table.json` of what a process is to do; None for a service without one.
+    take: acts upon the `state.json` of a process, and returns what fails; None where there is none.
     retried: the hint for a table that cannot be written.
     """
 
@@ -101,7 +100,7 @@ class ServiceProcess:
 
     @property
     def work(self) -> Path:
-        """Return the directory that it writes into; one of the user's, where it is theirs."""
+        """Return the directory that it writes into, which is the user's where it works for one."""
         return self.root if self.user is None else self.root / "work"
 
     @property
@@ -114,7 +113,6 @@ class ServiceProcess:
 
 
 def process_of(ctx: Context, service: Service, uid: int = OWN) -> ServiceProcess:
-    """Describe the process of a service that works for a user."""
     root = ctx.home.root / service.name
     if uid == OWN:
         return ServiceProcess(service, OWN, root, None)
@@ -122,13 +120,12 @@ def process_of(ctx: Context, service: Service, uid: int = OWN) -> ServiceProcess
 
 
 def on_table(ctx: Context, process: ServiceProcess) -> Launch:
-    """Describe the start of a process that reads `table.json` in the directory named first, and writes
-    `state.json` into the second."""
+    """Launch a process with the directories of its `table.json` and of the `state.json` that it writes."""
     return Launch((str(process.root), str(process.work)))
 
 
 def state_of(ctx: Context, process: ServiceProcess) -> ProcessState:
-    """Look at the newest life of a process; it is absent when there never was one."""
+    """Return the state of the newest life of a process; `absent` where there never was one."""
     lives = process.lives
     return ctx.processes.inspect(lives[-1]) if lives else ProcessState("absent")
 
@@ -136,17 +133,17 @@ def state_of(ctx: Context, process: ServiceProcess) -> ProcessState:
 # -- who needs a process -------------------------------------------------------------------------------------
 def need(ctx: Context, service: Service, users: Iterable[int]) -> None:
     """Remember that users need a process of a service now."""
-    uids = {uid if ctx.users.shared else OWN for uid in users}
-    ctx.services.needed_at |= dict.fromkeys(((service.name, uid) for uid in uids), time.monotonic())
+    for uid in users:
+        ctx.services.needed_at[service.name, uid if ctx.users.shared else OWN] = time.monotonic()
 
 
 def while_needed(
     ctx: Context, service: Service, users: Iterable[int], *, seconds: float
 ) -> dict[int, Upkeep]:
-    """Keep the processes of users up, and those of others for `seconds` after they were last needed. In a
+    """Keep the processes of users up, and other processes for `seconds` after they were last needed. In a
     daemon of one user its own process works for all.
 
-    A new daemon does not know when a process was needed: one that is up counts as needed then.
+    A new daemon does not know when a process was needed, and takes it that one that is up is needed now.
     """
     needed_at = ctx.services.needed_at
     now = time.monotonic()
@@ -172,7 +169,9 @@ def with_directory(ctx: Context, service: Service) -> set[int]:
 # -- the life of a process -----------------------------------------------------------------------------------
 def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
     """Watch a process that is up, such as an earlier daemon's, and end it where its settings changed or the
-    home was moved, so that the next can start. One that is not up is started, if it is to be.
+    home was moved, so that the next can start.
+
+    start: whether one that is not up is started.
 
     Raises OSError, and StorageError, after all of that, when the status of the process cannot be read.
     """
@@ -185,9 +184,8 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
             began = read_object(newest.command)
             present = str(ctx.home.root), process.service.launch(ctx, process).settings
             if began and (began.get("home"), began.get(name)) != present:
-                log.info(
-                    "%s: config.yaml or the home's place has changed, it is started again", process.title
-                )
+                why = "config.yaml or the home's place has changed, it is started again"
+                log.info("%s: %s", process.title, why)
                 ctx.processes.signal(newest, signal.SIGTERM)
     elif start and time.time() >= not_before(lives):
         number = int(newest.root.name) + (state.phase != "absent") if newest else 1
@@ -197,8 +195,8 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
         launch = process.service.launch(ctx, process)
         argv = [*ctx.processes.commands.service(name), *launch.arguments]
         env = {**ctx.processes.commands.environment(ctx.home), **launch.environment}
-        about: dict[str, object] = {"role": name, "attempt": number, name: launch.settings}
-        about |= {"home": str(ctx.home.root)}
+        home = str(ctx.home.root)
+        about = {"role": name, "attempt": number, name: launch.settings, "home": home}
         ctx.processes.start(attempt, argv, env, ctx.home.root, about=about, user=process.user)
         ctx.loop.watch(attempt.root, partial(ctx.processes.watch, attempt))
         log.info("%s: starting, life %s", process.title, attempt.root.name)
@@ -209,8 +207,9 @@ def keep(ctx: Context, process: ServiceProcess, *, start: bool) -> None:
 
 
 def not_before(lives: list[AttemptDir]) -> float:
-    """Return the Unix time of the next start: at once after a long life, later and later after short ones in
-    a row. An end that is yet to come was written by a clock that was wrong, and keeps nobody waiting."""
+    """Return the Unix time of the next start: at once after a long life, later and later after short lives in
+    a row, at once again where a wrong clock wrote an end that is yet to come.
+    """
     pause = ended = 0.0
     for attempt in reversed(lives):
         status = read_status(attempt)
@@ -239,7 +238,7 @@ def give_table(ctx: Context, process: ServiceProcess, table: Struct) -> None:
 
 
 def make_root(ctx: Context, process: ServiceProcess) -> None:
-    """Make the directory of a process, and the one that it writes into as its user's. Raises OSError."""
+    """Make the directory of a process, and the one that it writes into. Raises OSError."""
     root = process.root
     if process.user is not None:
         passable(root.parent.parent, root.parent)
@@ -253,7 +252,7 @@ def make_root(ctx: Context, process: ServiceProcess) -> None:
 
 # -- its end -------------------------------------------------------------------------------------------------
 def put_away(ctx: Context, process: ServiceProcess) -> None:
-    """Ask it to end, and kill it when it is still up after a while. Repeat it until it is gone."""
+    """Ask a process to end, and kill it when it is still up after a while. Called until it is gone."""
     if not state_of(ctx, process).is_up:
         return
     newest = process.lives[-1]
@@ -274,10 +273,9 @@ def newest_lives(ctx: Context, service: Service) -> dict[int, AttemptDir]:
 
 
 async def stop(ctx: Context, service: Service) -> bool:
-    """Ask all processes of a service to end when their requests have; False when the daemon has none of its
-    own.
+    """Ask all processes of a service to end after their requests; False when the daemon has none of its own.
 
-    One that is starting has no process to ask yet: it is waited for.
+    One that is starting cannot be asked yet, and is waited for.
     """
     deadline = time.monotonic() + _START_SECONDS
     lives = newest_lives(ctx, service)
@@ -285,5 +283,5 @@ async def stop(ctx: Context, service: Service) -> bool:
         if time.monotonic() > deadline:
             break
         await asyncio.sleep(0.02)
-    ending = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
-    return OWN in ending
+    asked = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
+    return OWN in asked

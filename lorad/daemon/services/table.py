@@ -27,8 +27,9 @@ SERVICES: tuple[Service, ...] = (GATEWAY, DOOR, LOGGERS, NOTIFY)
 
 
 def keep_services(ctx: Context) -> None:
-    """Keep every process of a service that is needed up and told what to do, and put the others away. Trouble
-    with one of them affects no other; what they say that fails is a trouble too."""
+    """Keep every process up that a service needs, give it its table, and put the others away. Trouble with a
+    process affects no other; the failures that processes report are troubles too.
+    """
     processes: list[tuple[Service, int, Upkeep]] = []
     failures: list[Failure] = []
 
@@ -57,7 +58,7 @@ def keep_services(ctx: Context) -> None:
 
 
 def _report(ctx: Context, failure: Failure) -> None:
-    """Raises StorageError: what fails is a trouble for as long as a process says so."""
+    """Raises StorageError, so that the failure is a trouble for as long as a process reports it."""
     raise StorageError(failure.says, hint=failure.hint)
 
 

@@ -1,10 +1,10 @@
-"""What the daemon asks the process that completes prompts, and what that says: see `completer.py`."""
+"""What the daemon asks the process that completes prompts (`completer.py`), and the lines of its answer."""
 
 import msgspec
 from msgspec import Struct
 
 from lorad.protocol.calls import LoadVersion
-from lorad.protocol.preflight import ErrorSaid
+from lorad.protocol.preflight import ErrorFacts
 from lorad.records.requests import GenerateRequest
 from lorad.spec.data import Data
 
@@ -14,7 +14,9 @@ class PoolQuestion(Struct, frozen=True):
 
     socket: where the pool answers.
     model_path: the directory of its base.
+    load: the version.
     chat: how the version's run makes chats of its prompts; None where it makes none.
+    body: the prompts.
     """
 
     socket: str
@@ -24,9 +26,9 @@ class PoolQuestion(Struct, frozen=True):
     body: GenerateRequest
 
 
-class Said(Struct, frozen=True, omit_defaults=True):
+class AnswerLine(Struct, frozen=True, omit_defaults=True):
     """A line of the answer: what is being done, or at the end the answer itself (a Generated) or an error."""
 
     doing: str = ""
     answer: msgspec.Raw = msgspec.Raw()
-    error: ErrorSaid | None = None
+    error: ErrorFacts | None = None

@@ -1,4 +1,4 @@
-"""Requests that use a pool and are no runs: find or start a pool for them, and load their version there."""
+"""Find or start pools for requests that are no runs, and load their versions there."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.1
 
 @contextlib.contextmanager
 def staged(ctx: Context, uid: int, kind: str, spec: Spec, request: Request) -> Iterator[RunRow]:
-    """Make the row of a run that is none, by which a pool is chosen, and its directory within the block."""
+    """Make a row as of a run, by which a pool is chosen, and a directory for it within the block."""
     name = f"{kind}-{uuid.uuid4().hex[:8]}"
     directory = ctx.runs_root / f"{TEMPORARY}{name}"
     try:
@@ -51,10 +51,10 @@ def staged(ctx: Context, uid: int, kind: str, spec: Spec, request: Request) -> I
 
 @contextlib.asynccontextmanager
 async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """Hold a pool of a run's base, up and answering, within the block: one that is warm at once, else the one
-    that the loop finds a place for, which then counts this as its guest.
+    """Hold a pool of a run's base, up and answering, within the block: a warm one at once, else one that the
+    loop finds a place for. It counts the request as its guest.
 
-    Raises Conflict (no device), and PoolLost where it ends before it answers, or takes too long.
+    Raises Conflict (no device), and PoolLost where the pool ends before it answers, or takes too long.
     """
     pool = warm_pool(ctx, run)
     if pool is not None:
@@ -85,17 +85,13 @@ async def hold_pool(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
             await asyncio.sleep(_POLL_SECONDS)
         yield pool
     finally:
-        pool.guests = pool.guests - 1
+        pool.guests -= 1
         pool.used_at = time.monotonic()
         ctx.loop.poke()
 
 
 async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = False) -> Attestation:
-    """Load a version and attest it.
-
-    Its files are there, or a pool has it in memory: see `await_bytes`. Raises what the pool raises, such as
-    AttestationFailed.
-    """
+    """Load a version and attest it. Raises what the pool raises, and AttestationFailed."""
     doing().tell(f"loading and attesting {version.name}")
     load_it = load_of(version, keep=keep)
     attestation = await in_thread(ctx, pool.setup.owner, attested, ctx, pool, "load_version", load_it)
@@ -106,9 +102,7 @@ async def load(ctx: Context, pool: Pool, version: VersionRow, *, keep: bool = Fa
 
 
 def attested(ctx: Context, pool: Pool, verb: str, load: LoadVersion) -> Attestation:
-    """Have a pool load a version and attest it (`load_version`), or attest one that is loaded
-    (`attest_again`). Runs in a thread.
-    """
+    """Have a pool `load_version` and attest it, or `attest_again` a loaded one. Runs in a thread."""
     with connection_to(ctx, pool) as connection, waited_for(ctx, connection):
         loaded: Loaded = connection.call(verb, load)
     return loaded.attestation
@@ -129,9 +123,7 @@ def waited_for(ctx: Context, connection: Connection) -> Iterator[None]:
 
 
 async def is_chat(ctx: Context, run: RunRow) -> bool:
-    """Check whether its versions expect the chat template: as the run's own prompts were, unless it never had
-    any.
-    """
+    """Check whether the versions of a run were trained with the chat template, as far as that is known."""
     data = spec_of(run).data
     learned = single(data.train) not in TASKS or run.reason == EndReason.IMPORTED
     if data.chat_template != "auto" or not learned:

@@ -1,8 +1,8 @@
 """The process that completes prompts with a version, as the owner of the pool that it asks:
 `python -m lorad.daemon.serving.completer`.
 
-A tokenizer and a chat template are files of a user's, which the daemon does not read: what they cost is paid
-with the rights and in the time of that user. A PoolQuestion comes on stdin; lines of Said go to stdout.
+A tokenizer and a chat template are files of a user's, which the daemon does not read: this process does, with
+the rights of the user. A PoolQuestion comes on stdin; lines of AnswerLine go to stdout.
 """
 
 import contextlib
@@ -20,55 +20,52 @@ with quick_imports():
     from msgspec.structs import replace
 
     from lorad.bounds import POOL_BYTES
-    from lorad.daemon.serving.asking import PoolQuestion, Said
+    from lorad.daemon.serving.asking import AnswerLine, PoolQuestion
     from lorad.errors import LoradError, PoolLost, SpecError, to_wire
     from lorad.models.facts import ModelFacts, read_facts
     from lorad.protocol.batch import Chunk, Chunks, Prompt, Sampling
     from lorad.protocol.calls import Generate
     from lorad.protocol.connection import Connection
     from lorad.protocol.heartbeat import Count, Tell
-    from lorad.protocol.preflight import ErrorSaid
+    from lorad.protocol.preflight import ErrorFacts
     from lorad.records.requests import Sampling as Wish
     from lorad.records.versions import Completion, Completions
     from lorad.rl.rows.messages import with_system
     from lorad.rl.tokenizer import Tokenizer
 
-_CHARACTERS = 128  # of the longest tokens
+_CHARACTERS = 128  # of the longest token
 
 
 def main() -> int:
     with os.fdopen(os.dup(1), "wb") as lines:
         os.dup2(2, 1)
 
-        def say(said: Said) -> None:
-            lines.write(msgspec.json.encode(said) + b"\n")
+        def say(line: AnswerLine) -> None:
+            lines.write(msgspec.json.encode(line) + b"\n")
             lines.flush()
 
         try:
             question = msgspec.json.decode(sys.stdin.buffer.read(), type=PoolQuestion)
-            answer = _completed(question, lambda words: say(Said(doing=words)))
-            say(Said(answer=msgspec.Raw(msgspec.json.encode(answer))))
+            answer = _completed(question, lambda words: say(AnswerLine(doing=words)))
+            say(AnswerLine(answer=msgspec.Raw(msgspec.json.encode(answer))))
         except Exception as error:
             if not isinstance(error, LoradError):
                 traceback.print_exception(error)
-            say(Said(error=msgspec.convert(to_wire(error), ErrorSaid)))
+            say(AnswerLine(error=msgspec.convert(to_wire(error), ErrorFacts)))
     return 0
 
 
 def _completed(question: PoolQuestion, tell: Tell) -> Completions:
-    """Complete the prompts, in order of their index, and tell how many have ended.
-
-    Raises SpecError, PoolLost, and what the pool refuses.
-    """
+    """Complete the prompts, and tell how many completions have ended. Raises SpecError and PoolLost."""
     body = question.body
     wish = body.sampling
     model = Path(question.model_path)
     facts = read_facts(model)
     tokenizer = Tokenizer(model)
     if len(body.prompt) > _CHARACTERS * facts.max_positions:
-        size = len(body.prompt)
-        message = f"a prompt of {size} characters exceeds the {facts.max_positions} positions of the model"
-        raise SpecError(message, hint="Shorten the prompt.")
+        what = f"a prompt of {len(body.prompt)} characters"
+        problem = f"{what} exceeds the {facts.max_positions} positions of the model"
+        raise SpecError(problem, hint="Shorten the prompt.")
     if body.prompts:
         token_lists = body.prompts
     elif question.chat is None:
@@ -96,7 +93,7 @@ def _completed(question: PoolQuestion, tell: Tell) -> Completions:
         count = Count("sampling", len(completions), tell)
         for item in connection.stream("serve", Generate(question.load.version, prompts, sampling)):
             for chunk in item.split(prompts) if isinstance(item, Chunks) else ():
-                take(chunk, completions, wish.max_new_tokens)
+                add_chunk(chunk, completions, wish.max_new_tokens)
                 count.add(tokens=chunk.tokens.size, ended=chunk.finish is not None)
     texts = [replace(c, text=tokenizer.completion(c.tokens, wish.stop)) for c in completions.values()]
     return Completions(question.load.version, texts)
@@ -107,11 +104,9 @@ def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
     if not tokens:
         raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
     if len(tokens) + new > facts.max_positions:
-        raise SpecError(
-            f"a prompt of {len(tokens)} tokens and {new} new ones exceed the {facts.max_positions} positions "
-            "of the model",
-            hint="Shorten the prompt or lower max_new_tokens.",
-        )
+        what = f"a prompt of {len(tokens)} tokens and {new} new ones"
+        problem = f"{what} exceed the {facts.max_positions} positions of the model"
+        raise SpecError(problem, hint="Shorten the prompt or lower max_new_tokens.")
     if max(tokens) >= facts.vocab:
         hint = f"Tokens of this model are below {facts.vocab}."
         raise SpecError(f"a prompt has token {max(tokens)}, which the model does not know", hint=hint)
@@ -130,9 +125,8 @@ def _prompts(token_lists: Sequence[list[int]], seeds: Sequence[list[int]], wish:
     ]
 
 
-def take(chunk: Chunk, completions: dict[tuple[str, int], Completion], most: int) -> None:
-    """Add tokens to the completion that they are of. Raises PoolLost for what no pool answers to the
-    question."""
+def add_chunk(chunk: Chunk, completions: dict[tuple[str, int], Completion], most: int) -> None:
+    """Add tokens to their completion. Raises PoolLost for an answer that does not belong to the question."""
     before = completions.get((chunk.prompt, chunk.index))
     if before is None or len(before.tokens) + chunk.tokens.size > most:
         hint = "Is it another version of lorad?"

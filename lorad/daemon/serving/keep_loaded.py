@@ -1,6 +1,4 @@
-"""Keep what is pinned and aliased loaded: each pool that is up keeps those versions of its base, and no
-others.
-"""
+"""Keep pinned and aliased versions loaded: each pool that is up keeps those of its base, and no others."""
 
 import time
 
@@ -23,17 +21,15 @@ _FIRST_PAUSE = 5.0  # seconds before a pool is asked again for what it refused; 
 _LONGEST_PAUSE = 3600.0  # seconds
 
 
-def hold(ctx: Context) -> None:
-    """Begin to load what lacks and to let go what is too much, in every pool that has answered since the last
-    look.
-    """
-    each(ctx, _hold_in, list(ctx.pools.values()), of_pool)
+def keep_loaded(ctx: Context) -> None:
+    """Begin to load versions that lack and to unload others, in every pool that needs it."""
+    each(ctx, _keep_loaded_in, list(ctx.pools.values()), of_pool)
 
 
-def _hold_in(ctx: Context, pool: Pool) -> None:
-    """Look at one pool again if it has answered, or what is served has changed: what it is to load, the most
-    important first, as far as there is room, and what to unload. Warns about versions that do not fit beside
-    the pool's runs.
+def _keep_loaded_in(ctx: Context, pool: Pool) -> None:
+    """Look at a pool that has answered, or since what is served has changed: find what it is to load, the
+    most important first, as far as there is room, and what to unload. Warns about versions that do not fit
+    beside the pool's runs.
     """
     if pool.state != "ready" or pool.status is None:
         pool.refusals.clear()
@@ -68,10 +64,7 @@ def _hold_in(ctx: Context, pool: Pool) -> None:
 
 
 async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: list[str]) -> None:
-    """Unload and load versions in a pool.
-
-    What a pool refuses is tried again later, ever more rarely; a pool that is gone is dealt with elsewhere.
-    """
+    """Unload and load versions in a pool. What it refuses is tried again later, ever more rarely."""
     try:
         if spare:
             await in_thread(ctx, pool.setup.owner, _let_go, ctx, pool, spare)
@@ -86,14 +79,13 @@ async def _settle(ctx: Context, pool: Pool, lacking: list[VersionRow], spare: li
                 pool.refusals.pop(row.name, None)
             except LoradError as error:
                 if pool.state == "ready":
-                    before = pool.refusals.get(row.name)
-                    times = before.times + 1 if before else 1
+                    times = pool.refusals[row.name].times + 1 if row.name in pool.refusals else 1
                     pause = min(_FIRST_PAUSE * 2.0 ** (times - 1), _LONGEST_PAUSE)
                     pool.refusals[row.name] = KeepRefusal(times, time.monotonic() + pause)
                     _warn_once(ctx, pool, row, error.message)
         await ask_status(ctx, pool)
     except (LoradError, OSError):
-        pass  # the pool ended
+        pass  # the pool ended, which `watch_pools` sees
     finally:
         pool.is_holding = False
         ctx.loop.poke()

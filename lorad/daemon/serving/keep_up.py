@@ -19,16 +19,16 @@ _LONGEST_PAUSE = 300.0  # seconds
 
 
 def keep_serving(ctx: Context) -> None:
-    """Look after the pool of every run that serves; say why one is not up."""
+    """Keep the pool of every run that serves up; note at the run why it is not."""
     serves: dict[str, set[str]] = {}
 
     def keep_run_serving(ctx: Context, run: RunRow) -> None:
-        pool = ctx.pools.get(run.pool or "")  # that served it last, if it is up
+        pool = ctx.pools.get(run.pool or "")  # the one that served it last, if it is up
         if pool is not None:
             look_at_process(ctx, pool)
             if not pool.process.is_up or pool.stop_asked is not None:
                 pool = None
-            elif pool.state == "ready":  # its next death has a short pause
+            elif pool.state == "ready":  # when it ends, the pause is short again
                 ctx.serving.pauses.pop(run.name, None)
         waiting = ""
         if pool is None and RunState(run.state).is_over:

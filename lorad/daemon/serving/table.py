@@ -1,8 +1,8 @@
-"""What the gateway serves under which name: `gateway/table.json`, replaced as a whole.
+"""Write what the gateway serves under which name: `gateway/table.json`, replaced as a whole.
 
 It names all versions that are pinned or aliased, see `lorad/protocol/served.py`.
 
-In a shared daemon the front uses this table; each owner's gateway has a table of that owner's versions:
+In a shared daemon the front uses this table. Each owner's gateway has a table of the owner's versions,
 `gateway/owners/UID/table.json`, which that user may read, in a directory of the daemon's.
 """
 
@@ -20,15 +20,13 @@ from lorad.store.versions import held_versions
 
 
 def keep_table(ctx: Context) -> None:
-    """Write it when pins, aliases or pools changed since, and when it is gone."""
+    """Write the tables when pins, aliases or pools have changed, and when the table is gone."""
     if ctx.serving.table != ctx.serving.served or not (ctx.home.gateway / FILE).is_file():
         write_table(ctx)
 
 
 def write_table(ctx: Context) -> None:
-    """Write the gateways' tables, as each daemon does when it starts, without runs whose files cannot be
-    read. Raises StorageError; the next pass tries again.
-    """
+    """Write the gateways' tables, without runs whose files cannot be read. Raises StorageError."""
     served = ctx.serving.served
     aliases: dict[str, str] = {}
     by_run: dict[str, list[VersionRow]] = {}
@@ -48,8 +46,7 @@ def write_table(ctx: Context) -> None:
         socket = next(serving, None)
         for row in rows:
             about = (row.sha256, model_path, socket, row.path, row.created_at, run.owner_uid)
-            entry = Served(row.run, row.version, *about)
-            entries[entry.name] = entry
+            entries[row.name] = Served(row.run, row.version, *about)
     table = Names(dict(sorted(aliases.items())), entries)
     for uid in GATEWAY.look(ctx):
         part = table

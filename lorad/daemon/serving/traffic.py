@@ -1,7 +1,7 @@
-"""What gateways report about requests for aliases, in small files: see `lorad/protocol/traffic.py`.
+"""Read what gateways report about requests for aliases, in small files: see `lorad/protocol/traffic.py`.
 
 In a shared daemon the file of an owner's gateway belongs to that user: it is read as that user, and believed
-only about aliases of that user's versions. If anything is wrong with a file, there are no figures, and no
+only about aliases of the user's versions. If anything is wrong with a file there are no figures, and no
 request waits for it.
 """
 
@@ -26,9 +26,7 @@ _Names = dict[str, Figures]
 
 
 async def traffic_of(ctx: Context, rows: Iterable[Alias]) -> dict[str, Figures | None]:
-    """Collect the figures of each alias, zeros where it was not asked for yet; None where no gateway reports
-    any.
-    """
+    """Collect the figures of each alias, zeros where it was never asked; None where no gateway reports."""
     owners = runs.owners_of_aliased(ctx.store)
     owner_of = {row.alias: owners.get(row.run) for row in rows}
     uids = sorted({uid for uid in owner_of.values() if uid is not None})
@@ -53,7 +51,7 @@ async def reported_by(ctx: Context, uid: int) -> _Names | None:
 
 
 def read(path: Path) -> _Names | None:
-    """Raises OSError."""
+    """Read the figures in a gateway's file; None for a file that is damaged. Raises OSError."""
     try:
         return msgspec.json.decode(read_file(path, FILE_BYTES, links=False), type=Report).names
     except (msgspec.MsgspecError, RecursionError):

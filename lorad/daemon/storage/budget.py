@@ -1,9 +1,8 @@
 """Keep a home within `disk_budget`, if config.yaml sets one: delete first what `lorad gc` deletes anyway,
-then what ended runs can spare.
+then what ended runs can spare, which a warning tells them.
 
-They can spare samples, and versions that are not current, loaded or in a checkpoint that counts, and that no
-user named: by a pin, an alias, a fork, an export, a spec or an import. The log reports what was deleted, and
-so does a warning to the run.
+Runs can spare samples, and versions that are not current, loaded or in a checkpoint that counts, and that no
+user named: by a pin, an alias, a fork, an export, a spec or an import.
 """
 
 import asyncio
@@ -15,10 +14,9 @@ from pathlib import Path
 
 from lorad.adapters.directory import discard
 from lorad.daemon.context import Context
-from lorad.daemon.state import LOOK_SECONDS
-from lorad.daemon.storage.disk_usage import measure, used
-from lorad.daemon.storage.garbage import everything, still
-from lorad.daemon.storage.prune import VERSION, Doomed, age, best_numbers, delete, is_free, listed
+from lorad.daemon.state import bytes_of
+from lorad.daemon.storage.garbage import all_doomed, still_doomed
+from lorad.daemon.storage.prune import VERSION, Doomed, age, best_numbers, delete, is_free, listed, sizes_of
 from lorad.states import EndReason, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -28,6 +26,7 @@ from lorad.text import size as in_words
 
 log = logging.getLogger("lorad.daemon")
 
+LOOK_SECONDS = 60.0
 _AT_ONCE = 200  # runs that are looked at for what they can spare
 GONE = "disk"  # the event of what went
 
@@ -46,7 +45,7 @@ def keep_budget(ctx: Context) -> None:
 async def look(ctx: Context, budget: int) -> None:
     disk = ctx.storage.disk
     try:
-        disk.used = await asyncio.to_thread(used, [ctx.runs_root, ctx.home.root])
+        disk.used = await asyncio.to_thread(bytes_of, [ctx.runs_root, ctx.home.root])
         if disk.used > budget:
             disk.used -= await _make_room(ctx, disk.used - budget)
         before = disk.warning
@@ -54,9 +53,9 @@ async def look(ctx: Context, budget: int) -> None:
         if disk.used > budget:
             excess = f"{in_words(disk.used)} are used, disk_budget is {in_words(budget)}"
             disk.warning = f"{excess}; nothing more can go"
-        if disk.warning and not before:
-            log.warning("%s", disk.warning)
-        elif before and not disk.warning:
+            if not before:
+                log.warning("%s", disk.warning)
+        elif before:
             log.info("the home is within its disk budget again")
     except OSError as error:
         log.warning("the disk cannot be measured: %s", error)
@@ -65,23 +64,22 @@ async def look(ctx: Context, budget: int) -> None:
 
 
 async def _make_room(ctx: Context, excess: int) -> int:
-    """Delete what can go until so many bytes are free, or nothing can. Returns how many were freed.
-
-    Warns runs, unless they are gone. What `lorad gc` would have deleted anyway is only in the log.
+    """Delete what can go until so many bytes are free, and return how many were freed. Runs are warned,
+    except of what `lorad gc` would have deleted anyway.
     """
     freed = 0
     gone = defaultdict[str, list[tuple[Doomed, int]]](list)
-    for group in (everything(ctx), _spare(ctx)):
+    for group in (all_doomed(ctx), _spare(ctx)):
         candidates = []
         for number, item in enumerate(group):
             candidates.append(item)
             if number % 100 == 99:
                 await asyncio.sleep(0)  # the event loop has its turn
-        sizes = await asyncio.to_thread(measure, candidates)
+        sizes = await asyncio.to_thread(sizes_of, candidates)
         for item in candidates:
             if freed >= excess:
                 break
-            if item.path in sizes and _is_still_free(ctx, item):
+            if _is_still_free(ctx, item):
                 path = delete(ctx, item)
                 if path is not None:
                     await asyncio.to_thread(discard, path)
@@ -103,10 +101,7 @@ async def _make_room(ctx: Context, excess: int) -> int:
 
 
 def _spare(ctx: Context) -> Iterator[Doomed]:
-    """Yield what ended runs can spare: the oldest samples of each (all but the newest file), then versions.
-
-    The run that ended first comes first, both times.
-    """
+    """Yield all samples of ended runs but the newest file of each, then versions; the oldest end first."""
     names = runs.names_first_ended(ctx.store, _AT_ONCE)
     for name in names:
         run = runs.get(ctx.store, name)
@@ -132,9 +127,9 @@ def _is_spare(ctx: Context, run: RunRow, version: Path, named: set[str]) -> bool
 
 
 def _is_still_free(ctx: Context, item: Doomed) -> bool:
-    """Check once more that nothing has asked for the item since it was found: measuring it took a while."""
+    """Check that nothing has asked for the item while it was measured."""
     if item.kind not in ("version", "samples"):
-        return bool(still(ctx, item.run, [item]))
+        return bool(still_doomed(ctx, item.run, [item]))
     run = runs.find(ctx.store, item.run)
     if run is None or run.state != RunState.ENDED or not item.path.exists():
         return False

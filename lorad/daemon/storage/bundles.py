@@ -1,8 +1,7 @@
 """Bundles: files that clients on other machines send along with a spec, in which the runs of it begin.
 
 `bundles/UID/SHA256/` has the files of one, which belong to that user; until it is whole, `.part-SHA256`
-beside it has what has come. That is a line of JSON, a list of names and sizes, and then the contents in this
-order.
+beside it has what has come: a line of JSON, which lists names and sizes, and the contents in this order.
 """
 
 import contextlib
@@ -50,9 +49,7 @@ def bundles_of(ctx: Context, uid: int) -> Path:
 
 
 def take_in(directory: Path, sha256: str, part: BundleRequest) -> Bundle:
-    """Write down a part of a bundle where it is the next one, and unpack the bundle with the last.
-
-    It is called as the user whose bundle it is.
+    """Write down the next part of a bundle, and unpack the bundle with the last. Called as its user.
 
     Raises Conflict for a user who has too many, SpecError for bytes with another sha256 and for what is no
     bundle, and StorageError.
@@ -90,9 +87,7 @@ def _unusable(directory: Path, error: OSError) -> StorageError:
 
 
 def _unpack(file: BufferedReader, sha256: str, place: Path) -> None:
-    """Write the files of a bundle into a directory that is there whole or not at all. Raises SpecError,
-    OSError.
-    """
+    """Write the files of a bundle into a directory, which is there whole or not at all."""
     if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
         raise SpecError("what was sent has another sha256 than was said", hint="Send it again.")
     end = file.tell()
@@ -130,22 +125,16 @@ def _unpack(file: BufferedReader, sha256: str, place: Path) -> None:
 
 
 def unused_bundles(ctx: Context, uid: int | None = None) -> Iterator[Doomed]:
-    """Find the bundles in which no run begins, and parts of unfinished ones.
-
-    uid: the user whose they are; None finds everybody's.
-    """
+    """Find the bundles of a user, or of everybody, in which no run begins, and parts of unfinished ones."""
     root = ctx.home.root / _BUNDLES
     places = [root / str(uid)] if uid is not None else listed(root)
     paths = [path for place in places for path in listed(place)]
     if not paths:
         return
-    used: set[str] = set()
-    for name in runs.names(ctx.store):
-        if (run := runs.find(ctx.store, name)) is not None:
-            try:
-                used.add(request_of(run).cwd)
-            except LoradError:  # where this one begins is not known: everything stays
-                return
+    try:
+        used = {request_of(run).cwd for run in runs.every(ctx.store)}
+    except LoradError:  # where one begins is not known: everything stays
+        return
     for path in paths:
         with contextlib.suppress(OSError):
             if str(path) not in used and time.time() - path.lstat().st_mtime > _UNUSED_SECONDS:

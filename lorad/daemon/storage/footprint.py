@@ -9,7 +9,7 @@ from msgspec import MsgspecError
 from msgspec.structs import replace
 
 from lorad.daemon.context import request_of
-from lorad.daemon.storage.disk_usage import used
+from lorad.daemon.state import bytes_of
 from lorad.daemon.storage.prune import VERSION, key_of, listed
 from lorad.errors import LoradError
 from lorad.protocol.preflight import SpecFacts
@@ -61,8 +61,8 @@ def short_of_disk(files: KeptFiles) -> list[str]:
 
 
 def files_of(run: RunRow) -> KeptFiles | None:
-    """Say what a run keeps at most, and what it has on disk; None where its parameters were never counted, or
-    where its client decides what is kept.
+    """Say what a run keeps at most, and what it has on disk; None where its parameters were never counted,
+    and for tinker runs, whose client decides what is kept.
     """
     try:
         facts = request_of(run).facts
@@ -71,8 +71,8 @@ def files_of(run: RunRow) -> KeptFiles | None:
         return None
     if not facts.adapter_parameters or spec.algorithm.kind == "tinker":
         return None
-    versions, of_versions = _taken(run.dir.versions)
-    checkpoints, of_checkpoints = _taken(run.dir.checkpoints)
+    versions, of_versions = _count(run.dir.versions)
+    checkpoints, of_checkpoints = _count(run.dir.checkpoints)
     return replace(
         footprint(spec, facts, run.dir.root),
         present_versions=versions,
@@ -81,16 +81,16 @@ def files_of(run: RunRow) -> KeptFiles | None:
     )
 
 
-def _taken(parent: Path) -> tuple[int, int]:
+def _count(parent: Path) -> tuple[int, int]:
     """Count the versions or checkpoints in a directory, and their bytes."""
     try:
-        return _measured(parent, parent.stat().st_mtime_ns)
+        return _measure(parent, parent.stat().st_mtime_ns)
     except OSError:
         return 0, 0
 
 
 @lru_cache(maxsize=512)
-def _measured(parent: Path, _as_it_is: int) -> tuple[int, int]:
-    """Measure once for as long as nothing comes or goes there: what is there never changes."""
+def _measure(parent: Path, _mtime_ns: int) -> tuple[int, int]:
+    """Measure once for as long as nothing comes or goes there: versions and checkpoints never change."""
     paths = [path for path in listed(parent) if VERSION.fullmatch(path.name) or key_of(path)]
-    return len(paths), used(paths)
+    return len(paths), bytes_of(paths)

@@ -18,11 +18,11 @@ _LIVES = 3  # lives of a pool, and attempts of a run that is over, whose logs st
 _POOL_SECONDS = 7 * 24 * 3600.0  # a pool that ended is kept for so long
 
 
-def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
+def all_doomed(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> Iterator[Doomed]:
     """Yield everything that can be deleted.
 
-    of: restricts that to what belongs to the runs for which it returns true; without it, what is left of
-        pools and removed runs can go too, and unused bundles.
+    of: accepts the runs whose files can go; without it the files of all can, and those of pools and removed
+        runs, and unused bundles.
     """
     for name in runs.names(ctx.store):
         run = runs.find(ctx.store, name)
@@ -35,7 +35,7 @@ def everything(ctx: Context, *, of: Callable[[RunRow], bool] | None = None) -> I
         yield from unused_bundles(ctx)
 
 
-def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
+def still_doomed(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
     """Keep the items of a run that nothing has asked for since they were found.
 
     run: its name, or "" for items that belong to no run. Delete what is returned before anything is awaited.
@@ -50,10 +50,7 @@ def still(ctx: Context, run: str, items: Iterable[Doomed]) -> list[Doomed]:
 
 
 def _old_logs(run: RunRow) -> Iterator[Doomed]:
-    """Find logs of a finished run's attempts, except the newest few.
-
-    What started them and how they ended stays.
-    """
+    """Find the logs of attempts of a run that is over, except the newest few attempts."""
     if not RunState(run.state).is_over:
         return
     for attempt in list(attempts_under(run.dir.root))[:-_LIVES]:
@@ -65,7 +62,7 @@ def _old_logs(run: RunRow) -> Iterator[Doomed]:
 
 
 def _orphans(ctx: Context) -> Iterator[Doomed]:
-    """Find directories of removed runs. Others that the database does not know stay: it may be an old one."""
+    """Find directories of removed runs. Others stay, even unknown ones: the database may be an old one."""
     names = {*runs.names(ctx.store)}
     for path in sorted(ctx.runs_root.iterdir()):
         is_removed = path.name.startswith(REMOVED)
@@ -76,9 +73,7 @@ def _orphans(ctx: Context) -> Iterator[Doomed]:
 
 
 def _old_pools(ctx: Context) -> Iterator[Doomed]:
-    """Find all but the newest lives of pools, and pools that ended long enough before and no run will resume
-    in.
-    """
+    """Find all but the newest lives of pools, and old pools that no run will resume in."""
     in_use = runs.pools_in_use(ctx.store)
     for pool in list(ctx.pools.values()):
         lives = list(attempts_under(pool.root))
@@ -88,9 +83,8 @@ def _old_pools(ctx: Context) -> Iterator[Doomed]:
             with contextlib.suppress(OSError):
                 ended_at = lives[-1].status.stat().st_mtime
         if time.time() - ended_at > _POOL_SECONDS:
-            yield Doomed(
-                "", pool.root, "pool", f"the pool ended more than {_POOL_SECONDS / 86400:.0f} days ago"
-            )
+            why = f"the pool ended more than {_POOL_SECONDS / 86400:.0f} days ago"
+            yield Doomed("", pool.root, "pool", why)
             continue
         for life in lives[:-_LIVES]:
             if not is_locked(life):

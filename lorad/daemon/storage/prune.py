@@ -1,7 +1,4 @@
-"""Delete checkpoints and version files that nothing can ask for, and leftovers of dead writers.
-
-Only the daemon may.
-"""
+"""Delete checkpoints and version files that nothing can ask for, and leftovers of writers that died."""
 
 import contextlib
 import logging
@@ -19,7 +16,8 @@ from lorad.box.paths import RunDir
 from lorad.daemon.context import Context, spec_of
 from lorad.daemon.guarded import each
 from lorad.daemon.pools.as_owner import in_thread
-from lorad.daemon.runs.versions import heard, is_loaded
+from lorad.daemon.runs.versions import believed_pools, is_loaded
+from lorad.daemon.state import bytes_of
 from lorad.daemon.troubles import Item
 from lorad.errors import Conflict, NotFound
 from lorad.records.versions import Checkpoint
@@ -38,15 +36,15 @@ _CHECKPOINT = re.compile(r"([0-9]{6,12})-a([0-9]{1,6})")  # other names are user
 _SAMPLES = re.compile(r"([0-9]{1,12})(?:-a([0-9]{1,6}))?")
 VERSION = re.compile(r"[0-9]{1,12}")
 LEFTOVER_SECONDS = 60.0  # a pool may still be writing what its dead driver asked for
-LISTED = 32768  # names of a directory that are looked at; more than that stay
+LISTED = 32768  # names of a directory that are looked at
 _AT_ONCE = 256  # files deleted after one checkpoint; the rest follows after the next
 
 
 class Doomed(NamedTuple):
-    """What nothing can ask for.
+    """Files that nothing can ask for.
 
-    run: empty where there is none any more.
-    for_budget: it goes only because the disk budget is used up.
+    run: whose they are; "" for files of no run.
+    for_budget: they go only because the disk budget is used up.
     """
 
     run: str
@@ -57,8 +55,8 @@ class Doomed(NamedTuple):
 
 
 def prune(ctx: Context, run: RunRow) -> None:
-    """Delete what the `checkpoint` section of the spec does not keep; later, while an attempt begins."""
-    ctx.storage.unpruned.add(run.name)  # `prune_again` does what this cannot
+    """Delete what `checkpoint` of the spec does not keep. `prune_again` does what cannot be done now."""
+    ctx.storage.unpruned.add(run.name)
     if not _may_be_pruned(run):
         return
     gone = [path for item in doomed(ctx, run)[:_AT_ONCE] if (path := delete(ctx, item)) is not None]
@@ -102,7 +100,7 @@ def prune_again(ctx: Context) -> None:
 
 def _has_silent_pool(ctx: Context, run: RunRow) -> bool:
     """Check for a pool that has not answered this daemon yet: it may have loaded any version of the run."""
-    return any(pool.process.is_up and pool.status is None for pool in heard(ctx, run.owner_uid))
+    return any(pool.process.is_up and pool.status is None for pool in believed_pools(ctx, run.owner_uid))
 
 
 def discard_all(paths: Iterable[Path]) -> None:
@@ -127,7 +125,7 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
     staying = {(row.step, row.attempt) for row in _kept_checkpoints(ctx, run)}
     why = f"checkpoint.keep is {spec_of(run).checkpoint.keep}"
     old_checkpoints = []
-    for path in (run.dir.checkpoints / name for name in names_in(run.dir.checkpoints)):
+    for path in listed(run.dir.checkpoints):
         key = key_of(path)
         is_on_its_way = key is not None and (run.name, *key) not in recorded and key[1] == run.attempt
         if key is not None and key not in staying and not is_on_its_way:
@@ -143,7 +141,6 @@ def doomed(ctx: Context, run: RunRow) -> list[Doomed]:
 
 
 def _kept_checkpoints(ctx: Context, run: RunRow) -> list[Checkpoint]:
-    """List the checkpoints that stay: the newest, and those of the best versions."""
     present = checkpoints(ctx.store, run.name)
     best = best_numbers(ctx, run)
     newest = present[-spec_of(run).checkpoint.keep :]
@@ -170,7 +167,7 @@ def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
     keep = spec_of(run).checkpoint.keep_versions
     if not keep:
         return []
-    present = sorted(int(name) for name in names_in(run.dir.versions) if VERSION.fullmatch(name))
+    present = sorted(int(path.name) for path in listed(run.dir.versions) if VERSION.fullmatch(path.name))
     needed = _needed(ctx, run)
     unkept = []
     for number in present[:-keep]:
@@ -181,15 +178,13 @@ def _unkept_versions(ctx: Context, run: RunRow) -> list[VersionRow]:
 
 
 def _needed(ctx: Context, run: RunRow) -> set[int | None]:
-    """Number the versions that the run itself needs: its current one, its checkpoints' and its best."""
+    """List the versions that the run itself needs: its current one, its checkpoints' and its best."""
     kept = {row.version for row in _kept_checkpoints(ctx, run)}
     return kept | {run.version} | best_numbers(ctx, run)
 
 
 def may_go(ctx: Context, run: RunRow, number: int) -> bool:
-    """Check that nothing needs a version whose owner wants it no more. An alias of somebody else that would
-    roll back to it is no need.
-    """
+    """Check that nothing needs a version, nor would an alias of its owner's roll back to it."""
     needed = _needed(ctx, run)
     return _may_be_pruned(run) and number not in needed and is_free(ctx, run, number, of=run.owner_uid)
 
@@ -213,32 +208,26 @@ def is_free(ctx: Context, run: RunRow, number: int, *, of: int | None = None) ->
 
 
 def _is_in_use(ctx: Context, version: VersionRow) -> bool:
-    """Check whether an engine or a request has the version: it is soon to be let go."""
+    """Check whether an engine or a request has the version, which will let go of it soon."""
     return is_loaded(ctx, version) or version.name in ctx.serving.in_hand
 
 
 def _old_samples(run: RunRow, of: Literal["samples", "evals"]) -> list[Doomed]:
-    """List the files of old steps, or of old evaluations."""
     key = f"keep_{of}"
-    directory = run.dir.root / of
     keep: int = getattr(spec_of(run).checkpoint, key)
-    names = names_in(directory) if keep else []
-    old = sorted((directory / name for name in names), key=age)[:-keep] if len(names) > keep else []
+    old = sorted(listed(run.dir.root / of), key=age)[:-keep] if keep else []
     return [Doomed(run.name, path, "samples", f"checkpoint.{key} is {keep}") for path in old]
 
 
 def age(samples: Path) -> tuple[int, int]:
-    """Order files of samples by attempt and step: what a resume does again is newer than what it goes back
-    behind. Strange files are oldest.
-    """
+    """Order files of samples by attempt, as resumes repeat steps, and step. Strange files are oldest."""
     match = _SAMPLES.fullmatch(samples.stem)
     return (int(match[2] or 0), int(match[1])) if match else (-1, -1)
 
 
 def delete(ctx: Context, item: Doomed) -> Path | None:
-    """Delete an item, so that nothing finds it. Returns the path that is left to discard, if any.
-
-    What its owner keeps from being deleted stays, and holds up nothing else.
+    """Delete an item, so that nothing finds it, and return the path that is left to discard, if any. What its
+    owner keeps from being deleted stays, and holds up nothing else.
     """
     log.info("deleting %s: %s", item.path, item.why)
     try:
@@ -261,8 +250,9 @@ def delete(ctx: Context, item: Doomed) -> Path | None:
 
 
 def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
-    parents = (directory.versions, directory.checkpoints)
-    paths = [parent / name for parent in parents for name in names_in(parent) if name.startswith(TEMPORARY)]
+    """List the unfinished files of versions and checkpoints that nobody writes any more."""
+    paths = [*listed(directory.versions), *listed(directory.checkpoints)]
+    paths = [path for path in paths if path.name.startswith(TEMPORARY)]
     if not paths:
         return []
     since = min(before, time.time() - LEFTOVER_SECONDS) - lag_of(directory.root.parent)
@@ -275,12 +265,8 @@ def leftovers_in(directory: RunDir, *, before: float) -> list[Path]:
 
 
 def lag_of(directory: Path) -> float:
-    """Measure by how many seconds the clock that stamps files there is behind this machine's.
-
-    A file server has its own clock.
-
-    Without that a file that is being written would look like one whose writer died. Infinite where nothing
-    can be written.
+    """Measure by how many seconds the clock of a directory's file server is behind this machine's, so that a
+    file that is being written does not look as if its writer had died; inf where nothing can be written.
     """
     probe = directory / f"{TEMPORARY}clock-{os.getpid()}"
     try:
@@ -293,15 +279,14 @@ def lag_of(directory: Path) -> float:
 
 
 def listed(parent: Path) -> list[Path]:
-    return [parent / name for name in names_in(parent)]
-
-
-def names_in(parent: Path) -> list[str]:
-    """List the names in a directory in order, at most LISTED: it may be another user's. [] where it cannot be
-    read.
-    """
+    """List what is in a directory in order, at most LISTED of it; [] where it cannot be read."""
     try:
         with os.scandir(parent) as entries:
-            return sorted(entry.name for entry in islice(entries, LISTED))
+            return [parent / name for name in sorted(entry.name for entry in islice(entries, LISTED))]
     except OSError:
         return []
+
+
+def sizes_of(items: Iterable[Doomed]) -> dict[Path, int]:
+    """Measure how many bytes each item takes. Runs in a thread."""
+    return {item.path: bytes_of([item.path]) for item in items}

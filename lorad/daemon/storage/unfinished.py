@@ -14,7 +14,7 @@ log = logging.getLogger("lorad.daemon")
 
 
 def sweep_removed(ctx: Context) -> None:
-    """Finish what an earlier daemon had begun to delete, and take back what it had not said."""
+    """Delete the files of runs that an earlier daemon removed, and put back those whose rows still exist."""
     for doomed in ctx.runs_root.glob(f"{REMOVED}*"):
         name = doomed.name.removeprefix(REMOVED).rpartition("-")[0]
         run = runs.find(ctx.store, name)
@@ -25,10 +25,8 @@ def sweep_removed(ctx: Context) -> None:
 
 
 def sweep_half_made(ctx: Context) -> None:
-    """Delete directories of runs whose making an earlier daemon did not survive.
-
-    Only what a run is asked for with is in them, and no change in the daemon's journal is about them: so they
-    are not those of a run that an older copy of the database lacks.
+    """Delete directories of runs whose making an earlier daemon did not survive. Only what a run is asked for
+    with is in them, and the daemon's journal does not name the run, as if an older database lacked it.
     """
     files = ("spec.yaml", "spec.json", "request.json")
     of_request = {*files, *(f".{name}.tmp" for name in files), "origin", "reference"}

@@ -13,8 +13,7 @@ STATE = "state.json"  # in a checkpoint, the driver's own
 
 
 def chosen_checkpoint(run_dir: RunDir, params: DriverParams, facts: Sequence[Record]) -> Path | None:
-    """Return the directory of the checkpoint to resume from, verified: the one at `resume_step`, else the
-    newest; None when there is none.
+    """Return the directory of the checkpoint at `resume_step`, else of the newest; None when there is none.
 
     facts: the surviving lineage. Raises NotFound, or IntegrityError naming the damaged file and the
     checkpoint before.

@@ -34,8 +34,9 @@ _Work = Callable[[DriverParams, RunDir, JournalWriter, StopFlag], tuple[EndFact,
 
 
 def run_attempt(attempt_dir: Path, work: _Work) -> int:
-    """Do an attempt in this process and return its exit code: 0 it ended as it should (completed or stopped),
-    1 it failed, 74 even the journal could not be written.
+    """Do an attempt in this process and return its exit code.
+
+    It is 0 where the attempt completed or was stopped, 1 where it failed, and 74 without a journal to say so.
     """
     stop = StopFlag()
     signal.signal(signal.SIGTERM, stop)

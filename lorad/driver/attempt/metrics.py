@@ -4,11 +4,7 @@ from lorad.protocol.calls import Stepped
 
 
 def trainer_metrics(steps: list[Stepped]) -> dict[str, float]:
-    """Collect what the trainer reported.
-
-    Memory is in bytes on all of its devices; shares, watts and rates are over the time that they are about.
-    `MachineUse` explains host_cpu, host_memory, device_utilization, device_memory and device_power.
-    """
+    """Collect what the trainer reported, memory in bytes on all of its devices; see `MachineUse`."""
     if not steps:
         return {}
     metrics: dict[str, float] = {}

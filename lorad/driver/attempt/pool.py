@@ -1,6 +1,4 @@
-"""The pool of an attempt: the connection, the slot that a spec means, and whether the base is the one of
-before.
-"""
+"""The pool of an attempt: the connection, the slot that a spec means, and whether the base is the same."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -75,10 +73,9 @@ def open_of(spec: Spec, model: ModelFacts, cwd: Path) -> Open:
 def is_same_base(
     attempts: Sequence[Mapping[str, Any]], info: PoolInfo, sizes: Mapping[str, int]
 ) -> bool | None:
-    """Compare the base by its weight files, which all trainers share, else by the checksum of a trainer that
-    cuts it alike.
+    """Compare the base with that of attempts, newest first; return None when nothing can be compared.
 
-    attempts: newest first. Returns None when nothing can be compared.
+    Its weight files are compared, which all trainers share, else the checksums of trainers that cut it alike.
     """
     if info.model_sha256:
         for digest in (attempt.get("model_sha256") for attempt in attempts):

@@ -9,7 +9,7 @@ from lorad.spec.lora import Lora
 def version_fact(
     done: Published, number: int, parent: int | None, run_dir: RunDir, lora: Lora
 ) -> VersionFact:
-    """Return what the journal says of a version. parent: the number of the one before it, if there is one."""
+    """Return the journal's record of a version. parent: the number of the one before it, if there is one."""
     path = run_dir.version(number)
     return VersionFact(
         version=number,

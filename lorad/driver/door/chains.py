@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import joined
-from lorad.driver.sampling.routes import SampleRoutes, routes_of, said
+from lorad.driver.sampling.routes import SampleRoutes, extended, routes_of
 from lorad.envs.format import Format
 from lorad.envs.protocol import Message, shown
 from lorad.errors import SpecError
@@ -28,8 +28,8 @@ class _Chat(Struct):
     """A chat that ends with an answer.
 
     context: all of its tokens.
-    said: how many of them, at the end, the answer has.
-    row: number of the row that it was the end of when it was said.
+    said: how many of its last tokens are the answer.
+    row: number of the row whose end it was when it was said.
     """
 
     messages: list[Message]
@@ -60,9 +60,9 @@ class _ChainRow(Struct):
 
 
 class _AnswerPlace(NamedTuple):
-    """Where the answer to a request belongs.
+    """The place of the answer to a request.
 
-    row: the one that it continues; None: it begins one.
+    row: the row that it continues; None where it begins one.
     known: tokens of the context that the row has already.
     """
 
@@ -75,7 +75,7 @@ class _AnswerPlace(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All that was said.
+    """All rows of an episode, one after the other.
 
     prompt: text and tokens that the first row begins with; None where nothing was said.
     routes: see `Sample`.
@@ -100,15 +100,11 @@ class Chains:
         self._lock = threading.Lock()
 
     def size(self, messages: Sequence[Message], tools: _Tools) -> int:
-        """Count the tokens of a chat as it would begin a row.
-
-        Raises SpecError where the chat template refuses the messages.
-        """
+        """Count the tokens of a chat as it would begin a row. Raises SpecError for refused messages."""
         return len(self._format.first(messages, tools)[1])
 
     def place(self, messages: Sequence[Message], tools: _Tools) -> _AnswerPlace:
-        """Find where the answer to a request belongs; a row that it continues is its own until `say` or
-        `leave`.
+        """Find the place of the answer to a request; its row is reserved until `say` or `leave`.
 
         Raises SpecError where the chat template refuses the messages.
         """
@@ -154,7 +150,7 @@ class Chains:
                 self._rows[place.row].busy = False
 
     def say(self, place: _AnswerPlace, chunks: Sequence[Chunk], text: str, answer: Message) -> None:
-        """Add an answer of the model. answer: as the program gets it."""
+        """Add an answer of the model, also as the message that the program gets."""
         tokens = joined([chunk.tokens for chunk in chunks])
         with self._lock:
             number = len(self._rows) if place.row is None else place.row
@@ -175,7 +171,7 @@ class Chains:
                 row.parts.append((np.array(observed, np.int32), False))
                 row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(observed))
             row.parts.append((tokens, True))
-            row.routes = said(row.routes, chunks, len(place.context), tokens.size)
+            row.routes = extended(row.routes, chunks, len(place.context), tokens.size)
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))
             row.last = chat
@@ -213,7 +209,7 @@ def _size(row: _ChainRow) -> int:
 
 
 def _plain(message: Message) -> Message:
-    """Return a message as it is compared: what clients write in several ways, in one."""
+    """Return a message for comparison: clients write the same in several ways."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content)

@@ -52,18 +52,16 @@ class DoorRefusal(LoradError):
 
 
 class Chat(Struct, frozen=True):
-    """A request. most: tokens of the answer, at most."""
+    """A request.
+
+    most: tokens of the answer, at most.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     most: int
     is_stream: bool
     wants_usage: bool
-
-
-def read_chat(body: bytes, how: Sampling) -> Chat:
-    """Read a request of OpenAI's chat. Raises DoorRefusal."""
-    return chat_of(decoded(body), how)
 
 
 def decoded(body: bytes) -> dict[str, Any]:
@@ -75,19 +73,14 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def chat_of(request: Mapping[str, Any], how: Sampling) -> Chat:
-    """Check a request, which cannot change how the episode is sampled, but for fewer tokens. Raises
-    DoorRefusal.
-    """
+    """Check a request, which can sample fewer tokens, and in no other way. Raises DoorRefusal."""
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
     for key, value in request.items():
         if key in _HARMLESS or value is None:
             continue
         if key in fixed and value != fixed[key]:
-            raise DoorRefusal(
-                f"{key}: the episode is sampled with {fixed[key]:g}, so that it can be trained on. Leave it "
-                "out, or give what `sampling` says.",
-                key,
-            )
+            problem = f"{key}: the episode is sampled with {fixed[key]:g}, so that it can be trained on. "
+            raise DoorRefusal(f"{problem}Leave it out, or give what `sampling` says.", key)
         if key in _NEUTRAL and value not in _NEUTRAL[key]:
             raise DoorRefusal(f"{key}: {value!r} is not supported by the door of an episode.", key)
         if key not in {*fixed, *_NEUTRAL, *_OWN}:
@@ -131,7 +124,7 @@ def as_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def message_of(text: str, form: CallForm | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the model's turn as a message: calls that can be read as such, all else as text."""
+    """Return the model's turn as a message, with the calls that can be read, and all else as text."""
     if form is None or not tools:
         return {"role": "assistant", "content": text}
     parsed = parse(text, form, tools)
@@ -139,18 +132,11 @@ def message_of(text: str, form: CallForm | None, tools: Sequence[Mapping[str, An
     if not calls:
         return {"role": "assistant", "content": text}
     unread = "".join(call.written for call in parsed.calls if call.arguments is None)
-    return {
-        "role": "assistant",
-        "content": parsed.text + unread or None,
-        "tool_calls": [
-            {
-                "id": f"call_{secrets.token_hex(8)}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for call in calls
-        ],
-    }
+    tool_calls = list[dict[str, Any]]()
+    for call in calls:
+        function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+        tool_calls.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function})
+    return {"role": "assistant", "content": parsed.text + unread or None, "tool_calls": tool_calls}
 
 
 def answer_of(
@@ -164,12 +150,7 @@ def answer_of(
         "created": int(time.time()),
         "model": version,
         "choices": [
-            {
-                "index": 0,
-                "message": {"refusal": None, **message},
-                "logprobs": None,
-                "finish_reason": reason,
-            }
+            {"index": 0, "message": {"refusal": None, **message}, "logprobs": None, "finish_reason": reason}
         ],
         "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
     }

@@ -8,18 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lorad.driver.door import messages, responses
-from lorad.driver.door.chat import Chat, DoorRefusal, read_chat, streamed
+from lorad.driver.door.chat import Chat, DoorRefusal, chat_of, decoded, streamed
 from lorad.protocol.batch import Sampling
 
 
 class ChatDialect(NamedTuple):
     """How a program asks, and how it is answered.
 
-    Attributes:
-        read: Reads a request for an episode that is sampled so. Raises DoorRefusal.
-        answer: Makes an answer of a chat completion.
-        stream: Makes the events of a stream of a chat completion; the request says what it wants of it.
-        refuse: Makes the body of a refusal.
+    read: Reads a request for an episode that is sampled so. Raises DoorRefusal.
+    answer: Makes an answer of a chat completion.
+    stream: Makes the events of a stream of a chat completion; the request says what it wants of it.
+    refuse: Makes the body of a refusal.
     """
 
     read: Callable[[bytes, Sampling], Chat]
@@ -29,7 +28,7 @@ class ChatDialect(NamedTuple):
 
 
 _CHAT = ChatDialect(
-    read_chat,
+    lambda body, how: chat_of(decoded(body), how),
     lambda answer: answer,
     lambda answer, chat: streamed(answer, wants_usage=chat.wants_usage),
     lambda refusal: refusal.body,

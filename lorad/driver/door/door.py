@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +46,7 @@ class Visit:
     speak: Callable[[list[int], int, int], list[Chunk]]
     text_of: Callable[[list[int]], str]
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    begun: int = 0
+    turns_begun: int = 0
     refused: str = ""
     failed: Exception | None = None
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -56,13 +56,12 @@ class Visit:
         if chat.tools and self.form is None:
             raise DoorRefusal("tools: lorad does not know how this model writes calls of tools.", "tools")
         with self._counting:
-            turn = self.begun  # from 0
+            turn = self.turns_begun  # from 0
             if turn == self.turns:
                 self.refused = "turns"
-                raise DoorRefusal(
-                    f"The episode has had its {self.turns} turns (env.turns).", code="turns_exceeded"
-                )
-            self.begun += 1
+                problem = f"The episode has had its {self.turns} turns (env.turns)."
+                raise DoorRefusal(problem, code="turns_exceeded")
+            self.turns_begun += 1
         try:
             place = self.chains.place(as_template(chat.messages), chat.tools)
         except SpecError as error:
@@ -73,12 +72,9 @@ class Visit:
                 self.refused = "tokens"
                 # clients know an episode that has become too long by these words of OpenAI's and vLLM's
                 words = f"This model's maximum context length is {self.max_tokens} tokens (env.max_tokens)"
-                raise DoorRefusal(
-                    f"{words}: {size} tokens of messages leave no room for a turn of "
-                    f"{self.how.max_new_tokens} (rollout.max_new_tokens).",
-                    "messages",
-                    "context_length_exceeded",
-                )
+                words += f": {size} tokens of messages leave no room for a turn of "
+                words += f"{self.how.max_new_tokens} (rollout.max_new_tokens)."
+                raise DoorRefusal(words, "messages", "context_length_exceeded")
             chunks = self.speak(place.context, turn, chat.most)
             tokens = [token for chunk in chunks for token in chunk.tokens.tolist()]
             text = self.text_of(tokens)
@@ -97,26 +93,28 @@ class Visit:
             raise DoorRefusal(str(error), "messages") from None
 
 
+_Answer = Callable[[Visit, web.Request], Awaitable[web.Response]]
+
+
 class Door:
-    """Answers the programs of the episodes that are let in. It has a thread of its own, until `close`."""
+    """HTTP for the programs of the episodes that are let in, in a thread of its own until `close`."""
 
     def __init__(self, threads: ThreadPoolExecutor, path: Path | None = None) -> None:
         """Start the thread that answers. The model speaks in `threads`.
 
-        path: a Unix socket that it answers on as well, for programs without a network.
+        path: a Unix socket beside the port, for programs without a network.
         """
         self._threads = threads
         self._path = path
         self._visits: dict[str, Visit] = {}
-        self._begun: Future[int] = Future()
-        self._loop = asyncio.new_event_loop()
+        self._bound_port: Future[int] = Future()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._live, name="door")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="door")
         self._thread.start()
-        self._port = self._begun.result()
+        self._port = self._bound_port.result()
 
     def let_in(self, visit: Visit) -> str:
-        """Return the base URL of an episode."""
+        """Let the program of an episode in, and return its base URL."""
         self._visits[visit.secret] = visit
         return f"http://127.0.0.1:{self._port}/episodes/{visit.secret}/v1"
 
@@ -128,44 +126,43 @@ class Door:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
-    def _live(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            if self._begun.done():
-                raise
-            self._begun.set_exception(error)
-        finally:
-            self._loop.close()
-
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=_MOST_BYTES)
-        for path, dialect in DIALECTS.items():
-            app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._answer, dialect))
-        app.router.add_post("/episodes/{secret}/v1/messages/count_tokens", self._count)
-        app.router.add_get("/episodes/{secret}/v1/models", self._models)
-        listener = socket.create_server((LOCAL, 0))
-        listeners: list[Listener] = [listener]
-        if self._path is not None:
-            listeners.append(SocketFile(self._path))
-        async with serve(app, listeners, _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
-            self._begun.set_result(int(listener.getsockname()[1]))
-            await self._ended.wait()
+        answers: dict[str, _Answer] = {"messages/count_tokens": self._count}
+        answers |= {path: partial(self._answer, dialect) for path, dialect in DIALECTS.items()}
+        for path, answer in answers.items():
+            app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._visited, answer))
+        app.router.add_get("/episodes/{secret}/v1/models", partial(self._visited, self._models))
+        try:
+            listener = socket.create_server((LOCAL, 0))
+            listeners: list[Listener] = [listener]
+            if self._path is not None:
+                listeners.append(SocketFile(self._path))
+            async with serve(app, listeners, _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
+                self._bound_port.set_result(int(listener.getsockname()[1]))
+                await self._ended.wait()
+        except BaseException as error:
+            if self._bound_port.done():
+                raise
+            self._bound_port.set_exception(error)
         await asyncio.sleep(0)  # for transports to close their sockets
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _visited(self, answer: _Answer, request: web.Request) -> web.Response:
+        """Have a request answered if its episode is under way."""
         visit = self._visits.get(request.match_info["secret"])
         if visit is None:
-            return _over()
+            refusal = DoorRefusal("There is no such episode, or it is over.", code="episode_over")
+            return web.json_response(refusal.body, status=404)
+        return await answer(visit, request)
+
+    async def _models(self, visit: Visit, _: web.Request) -> web.Response:
         model = {"id": visit.version, "object": "model", "created": 0, "owned_by": "lorad"}
         model["max_model_len"] = visit.max_tokens
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _count(self, request: web.Request) -> web.Response:
+    async def _count(self, visit: Visit, request: web.Request) -> web.Response:
         """Count the tokens of a request of Anthropic's, which clients ask for to compact in time."""
-        visit = self._visits.get(request.match_info["secret"])
-        if visit is None:
-            return _over()
         try:
             chat = MESSAGES.read(await request.read(), visit.how)
             size = await self._loop.run_in_executor(self._threads, visit.size, chat)
@@ -173,10 +170,7 @@ class Door:
             return web.json_response(MESSAGES.refuse(refusal), status=400)
         return web.json_response({"input_tokens": size})
 
-    async def _answer(self, dialect: ChatDialect, request: web.Request) -> web.Response:
-        visit = self._visits.get(request.match_info["secret"])
-        if visit is None:
-            return _over()
+    async def _answer(self, dialect: ChatDialect, visit: Visit, request: web.Request) -> web.Response:
         try:
             chat = dialect.read(await request.read(), visit.how)
             answer = await self._loop.run_in_executor(self._threads, visit.answer, chat)
@@ -184,15 +178,8 @@ class Door:
             return web.json_response(dialect.refuse(refusal), status=400)
         except LoradError as error:  # of the pool: the episode cannot go on
             visit.failed = error
-            return web.json_response(
-                {"error": {"message": str(error), "type": "server_error", "param": None, "code": None}},
-                status=503,
-            )
+            body = {"message": str(error), "type": "server_error", "param": None, "code": None}
+            return web.json_response({"error": body}, status=503)
         if chat.is_stream:
             return web.Response(body=dialect.stream(answer, chat), content_type="text/event-stream")
         return web.json_response(dialect.answer(answer))
-
-
-def _over() -> web.Response:
-    refusal = DoorRefusal("There is no such episode, or it is over.", code="episode_over")
-    return web.json_response(refusal.body, status=404)

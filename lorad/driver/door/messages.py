@@ -31,9 +31,8 @@ def read(body: bytes, how: Sampling) -> Chat:
     for tool in chat.pop("tools", None) or []:
         if not isinstance(tool, dict) or "input_schema" not in tool:
             kind = tool.get("type") if isinstance(tool, dict) else tool
-            raise DoorRefusal(
-                f"tools: the door of an episode has tools with a schema alone, and no {kind}.", "tools"
-            )
+            problem = f"tools: the door of an episode has tools with a schema alone, and no {kind}."
+            raise DoorRefusal(problem, "tools")
         about = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
         function = about | {"parameters": tool["input_schema"]}
         tools.append({"type": "function", "function": function})

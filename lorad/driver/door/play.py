@@ -1,7 +1,7 @@
 """Episodes of agent programs: each speaks with the version of the plan through the door, until it returns."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -10,91 +10,63 @@ from msgspec.structs import replace as changed
 
 from lorad.driver.door.chains import Chains, Rows
 from lorad.driver.sampling.free import first_failure
-from lorad.driver.sampling.generate import Seed, count_of, generate, seed_of, seeds_of
-from lorad.driver.session import Episode, Plan, Sample, Session
+from lorad.driver.sampling.generate import SampleJob, Seed, generate
+from lorad.driver.session import Episode, Sample, Session
 from lorad.envs.format import Format
 from lorad.envs.programs import Play, Played, ProgramHosts, Programs
-from lorad.protocol.batch import Chunk, Prompt, Sampling
+from lorad.protocol.batch import Chunk, Prompt
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
-from lorad.protocol.heartbeat import HEART, Count
+from lorad.protocol.heartbeat import HEART
 from lorad.records.episodes import EpisodeEnd, Task
 from lorad.rl.data import Example
 
-_MOST = 256  # turns that are sampled at once
+_MOST_TURNS = 256  # turns that are sampled at once
 _MOST_PLAYERS = 1024  # episodes that are played at once
 
 
 def play_programs(
-    session: Session,
-    hosts: ProgramHosts,
-    pool: Connection,
-    planned: Plan,
-    n: int,
-    how: Sampling,
-    *,
-    seed: int,
-    is_eval: bool,
+    session: Session, hosts: ProgramHosts, pool: Connection, job: SampleJob
 ) -> tuple[list[list[Sample]], Generated]:
-    """Play `n` episodes of each example; returns them in order, and the sums of the pool's summaries.
+    """Play episodes of an agent program, see `play`.
 
-    One whose program fails is played again, `env.retry` times at most.
+    An episode whose program fails is played again, `env.retry` times at most.
     """
-    programs = hosts.evals if is_eval else hosts.training
-    count = count_of(planned, n, is_eval=is_eval)
-    speakers = _Speakers(session, pool, session.name_of(planned.version), how, count, programs.door)
-    seeds = seeds_of(seed, planned, n)
+    programs = hosts.evals if job.is_eval else hosts.training
+    examples = job.plan.examples
+    speakers = _Speakers(session, pool, job, programs.door)
     env = session.spec.env
-    together = min(env.workers * env.concurrency, _MOST_PLAYERS, n * len(planned.examples))
+    together = min(env.workers * env.concurrency, _MOST_PLAYERS, job.n * len(examples))
     with ThreadPoolExecutor(together, "episode") as players:
         try:
             with HEART.waits():
-                futures = [
-                    [
-                        players.submit(
-                            speakers.play,
-                            hosts.format,
-                            programs,
-                            example,
-                            index,
-                            mine,
-                            Task(example.row, seed_of(seed, 0, example.id, 0)),
-                        )
-                        for index, mine in enumerate(some)
-                    ]
-                    for example, some in zip(planned.examples, seeds, strict=True)
-                ]
+                futures: list[list[Future[Sample]]] = []
+                for example, task, own in zip(examples, job.tasks(), job.seeds(), strict=True):
+                    play = partial(speakers.play, hosts.format, programs, example, task)
+                    futures.append([players.submit(play, *each) for each in enumerate(own)])
                 first_failure([future for group in futures for future in group])
-            return [[future.result() for future in group] for group in futures], speakers.made
+            return [[future.result() for future in group] for group in futures], speakers.summary
         finally:
             players.shutdown(wait=False, cancel_futures=True)
             speakers.close()
 
 
 class _Speakers:
-    """Threads in which the model speaks, each with a connection of its own, and the door that asks them."""
+    """Threads in which the model speaks, each with its own connection, and the door that asks them."""
 
-    def __init__(
-        self,
-        session: Session,
-        pool: Connection,
-        version: str,
-        how: Sampling,
-        count: Count,
-        door: Path | None,
-    ) -> None:
+    def __init__(self, session: Session, pool: Connection, job: SampleJob, door: Path | None) -> None:
         from lorad.driver.door.door import Door  # aiohttp, where it is needed alone
 
         self._session = session
         self._pool = pool
-        self._version = version
-        self._how = how
-        self._count = count
-        self._threads = ThreadPoolExecutor(_MOST, "episode-turn")
+        self._version = session.name_of(job.plan.version)
+        self._how = job.how
+        self._count = job.count()
+        self._threads = ThreadPoolExecutor(_MOST_TURNS, "episode-turn")
         self._door = Door(self._threads, door)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
-        self.made = Generated(0, 0, 0.0)
+        self.summary = Generated(0, 0, 0.0)
 
     def close(self) -> None:
         """Break off what is under way, if anything is."""
@@ -104,15 +76,16 @@ class _Speakers:
         self._pool.close_others()
 
     def play(
-        self, format: Format, programs: Programs, example: Example, index: int, seed: Seed, task: Task
+        self, format: Format, programs: Programs, example: Example, task: Task, index: int, seed: Seed
     ) -> Sample:
         """Play an episode, again where its program fails. Raises what the pool raised.
 
-        One that was lost with others is played again alone, which does not count as a retry.
+        An episode that was lost with others is played again alone, which does not count as a retry.
         """
         from lorad.driver.door.door import Visit
 
         spec = self._session.spec
+        tokenizer = self._session.tokenizer
         assert spec.env.max_tokens is not None  # fitted to the model
         sampling = {
             "model": self._version,
@@ -129,9 +102,9 @@ class _Speakers:
                 how=self._how,
                 turns=spec.env.turns,
                 max_tokens=spec.env.max_tokens,
-                form=self._session.tokenizer.call_form,
+                form=tokenizer.call_form,
                 speak=partial(self._speak, seed),
-                text_of=self._text_of,
+                text_of=lambda tokens: tokenizer.completion(tokens, spec.rollout.stop, calls=True),
             )
             played = programs.play(Play(self._door.let_in(visit), example.row, sampling), alone=alone)
             self._door.send_away(visit)
@@ -149,7 +122,7 @@ class _Speakers:
 
     def _speak(self, seed: Seed, context: list[int], turn: int, most: int) -> list[Chunk]:
         if not hasattr(self._of_thread, "pool"):
-            self._of_thread.pool = self._pool.another()
+            self._of_thread.pool = self._pool.open_another()
         answer: list[Chunk] = []
         generated = generate(
             self._of_thread.pool,
@@ -160,13 +133,8 @@ class _Speakers:
             self._count,
         )
         with self._lock:
-            self.made = self.made.beside(generated)
+            self.summary = self.summary.joined_with(generated)
         return answer
-
-    def _text_of(self, tokens: list[int]) -> str:
-        text = self._session.tokenizer.with_calls(tokens)
-        stops = self._session.spec.rollout.stop
-        return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
 def _sample(
@@ -177,9 +145,9 @@ def _sample(
     end: EpisodeEnd = "done"
     if played.error:
         end = "failed"
-    elif refused:
-        end = "turns" if refused == "turns" else "tokens"
-    elif played.is_limited:
+    elif refused == "tokens":
+        end = "tokens"
+    elif refused or played.is_limited:
         end = "turns"
     elif turns[-1].finish == "length":
         end = "length"

@@ -11,10 +11,8 @@ from lorad.driver.door.chat import Chat, DoorRefusal, chat_of, decoded, events_o
 from lorad.protocol.batch import Sampling
 
 _IGNORED = frozenset(
-    {
-        *("include", "reasoning", "text", "truncation", "background", "max_tool_calls", "client_metadata"),
-        *("prompt_cache_retention",),
-    }
+    {"include", "reasoning", "text", "truncation", "background", "max_tool_calls", "client_metadata"}
+    | {"prompt_cache_retention"}
 )
 """Of no effect here: they say what to return or keep, or are for models that have it."""
 _TEXTS = ("input_text", "output_text", "text")
@@ -50,7 +48,7 @@ def read(body: bytes, how: Sampling) -> Chat:
 
 
 def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a chat; what the model said and the calls behind it are one."""
+    """Yield the messages of a chat; an answer of the model and the calls behind it are one."""
     answer: dict[str, Any] | None = None
     for item in items:
         kind = item.get("type", "message")
@@ -155,10 +153,6 @@ def _events(place: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         arguments = item["arguments"]
         yield {"type": "response.function_call_arguments.delta", **at, "delta": arguments}
-        yield {
-            "type": "response.function_call_arguments.done",
-            **at,
-            "name": item["name"],
-            "arguments": arguments,
-        }
+        done = {"name": item["name"], "arguments": arguments}
+        yield {"type": "response.function_call_arguments.done", **at, **done}
     yield {"type": "response.output_item.done", "output_index": place, "item": item}

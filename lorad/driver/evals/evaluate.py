@@ -5,8 +5,9 @@ from typing import Any
 from msgspec import structs
 
 from lorad.driver.evals import progress
-from lorad.driver.record import source_of, write_samples
+from lorad.driver.record import line_of, source_of, write_samples
 from lorad.driver.sample import complete, sampling_of
+from lorad.driver.sampling.generate import SampleJob
 from lorad.driver.session import Plan, Problems, Session
 from lorad.protocol.evals import SetScore, ks, pass_at
 from lorad.protocol.heartbeat import HEART
@@ -17,10 +18,7 @@ from lorad.text import number
 
 
 def evaluation_due(session: Session, step: int | None = None) -> bool:
-    """Return whether an evaluation is due: before training, every `every` steps and after the last step.
-
-    step: None is the present one.
-    """
+    """Return whether an evaluation is due after a step, the present one by default."""
     every = session.spec.eval.every
     step = session.state.step if step is None else step
     return bool(session.problems) and every > 0 and (step % every == 0 or step >= session.params.steps)
@@ -32,8 +30,7 @@ def evaluate(
     token_accuracy: float | None = None,
     pair_accuracy: float | None = None,
 ) -> None:
-    """Journal what completions of the current version come to, and keep them; afterwards
-    `session.standstill` says whether the run is to end.
+    """Evaluate the current version, and journal its figures; `session.standstill` says whether the run ends.
 
     nll, token_accuracy, pair_accuracy: see `EvalFact`.
     """
@@ -64,7 +61,7 @@ def evaluate(
 
 
 def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dict[str, Any]]]:
-    """Sample and score the completions of one set; returns what they come to, and their lines."""
+    """Sample and score the completions of one set; returns its score, and their lines."""
     settings = problems.settings
     examples = problems.examples
     if not problems.is_scored:
@@ -79,39 +76,22 @@ def _evaluated(session: Session, problems: Problems) -> tuple[SetScore, list[dic
         top_p=settings.top_p if settings.temperature else 1.0,
         top_k=settings.top_k if settings.temperature else 0,
     )
-    own = problems.rewarder
-    groups, _, scoring = complete(session, session.pool, planned, settings.n, how, own, seed=EVAL_SEED)
+    job = SampleJob(planned, settings.n, how, EVAL_SEED, is_eval=True)
+    groups, _, scoring = complete(session, session.pool, job, problems.rewarder)
     scores = scoring.scores()
     by_problem = [scores[start : start + settings.n] for start in range(0, len(scores), settings.n)]
     lines = list[dict[str, Any]]()
     for number_in_set, (group, of_group) in enumerate(zip(groups, by_problem, strict=True), 1):
         for sample, score in zip(group, of_group, strict=True):
-            line: dict[str, Any] = {
-                "set": problems.name,
-                "problem": number_in_set,
-                "step": session.state.step,
-                "version": sample.version,
-                "prompt_id": sample.example.id,
-                **source_of(sample.example),
-                "index": sample.index,
-                "prompt": sample.example.prompt,
-                "completion": sample.text,
-                "answer": sample.example.answer,
-                "reward": score.value,
-                "finish": sample.finish,
-                "error": score.error,
-                "length": sample.size,
-            }
-            if score.parts:
-                line["rewards"] = score.parts
-            if (episode := sample.episode) is not None:
-                line |= {"task": episode.task, "turns": episode.turns, "end": episode.end}
-            lines.append(line)
+            # whoever reads the lines of a set finds them by their beginning
+            line: dict[str, Any] = {"set": problems.name, "problem": number_in_set}
+            line |= {"step": session.state.step, **source_of(sample.example), **line_of(sample, score)}
+            lines.append(line | {"length": sample.size})
     return summary(settings.n, settings.pass_at, [[s.value for s in some] for some in by_problem]), lines
 
 
 def summary(n: int, passes: float, rewards: list[list[float | None]]) -> SetScore:
-    """Return what a set came to.
+    """Return the score of a set.
 
     passes: the reward from which a completion has passed.
     rewards: by problem, the reward of each completion; None where it failed.

@@ -5,9 +5,7 @@ from lorad.protocol.evals import judged
 
 
 def judge_expectations(session: Session) -> None:
-    """Journal and print what became of the expectations that are judged after the present step, which is
-    over.
-    """
+    """Journal and print the expectations that are judged after the present step, which is over."""
     step = session.state.step
     steps = session.params.steps
     figures: dict[str, float | None] = {**session.metrics}

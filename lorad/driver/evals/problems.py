@@ -16,10 +16,7 @@ from lorad.spec.reward import rewards_of
 def load_problems(
     spec: Spec, tokenizer: Tokenizer, cwd: Path, rewarder: Rewarder, stack: contextlib.ExitStack
 ) -> list[Problems]:
-    """Return what a run evaluates: its held-out problems, if there are any, and its sets.
-
-    stack: closes what rewards start. Raises SpecError.
-    """
+    """Return the run's held-out problems and its sets. `stack` closes their rewards. Raises SpecError."""
     if not spec.eval.every:
         return []
     sets = []

@@ -1,12 +1,12 @@
-"""Which prompts of the data are sampled: all in their order, or by `data.difficulty` fewer of those that the
-model nearly always or nearly never answers, as with prime-rl's easy and hard pools.
+"""Which prompts are sampled: all in the order of the data, or fewer easy and hard ones by data.difficulty.
 
-What is known of a prompt is the mean reward of its last group. The samples of a step are planned with what is
-known when the version that makes them is published, so that a resumed run plans the same.
+Easy and hard prompts are nearly always or nearly never answered, as in prime-rl's pools; their rating is the
+mean reward of their last group. The samples of a step are planned with the ratings at the time when the
+version that makes them is published, so that a resumed run plans the same.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ _MOST_LOOKED_AT = 64  # times the prompts of a step, of data that never end
 
 
 def draw(session: Session, planned: Plan, n: int) -> Plan:
-    """Return a plan with the next `n` prompts behind those that `planned` has looked at.
+    """Return a plan with the next `n` prompts behind the ones that `planned` has looked at.
 
     Where a whole round of the data admits fewer than `n`, the first ones that were left out fill up.
     """
@@ -58,7 +58,7 @@ def rate(group: Sequence[Sample], scores: Sequence[Score]) -> dict[str, float]:
 
 
 def remember(session: Session, rollout: Rollout, scores: Sequence[Score]) -> None:
-    """Sort the prompts of a step by what their groups earned; those in between are not kept."""
+    """Sort the prompts of a step by what their groups earned; prompts in between are not kept."""
     difficulty = session.spec.data.difficulty
     if difficulty is None:
         return
@@ -70,15 +70,6 @@ def remember(session: Session, rollout: Rollout, scores: Sequence[Score]) -> Non
     session.state.ratings = {
         row: mean for row, mean in ratings.items() if not difficulty.hard < mean < difficulty.easy
     }
-
-
-def pools(session: Session) -> Iterator[tuple[str, float]]:
-    """Yield how many prompts are known to be easy, and to be hard."""
-    difficulty = session.spec.data.difficulty
-    if difficulty is not None:
-        easy = sum(mean >= difficulty.easy for mean in session.state.ratings.values())
-        yield "prompts_easy", float(easy)
-        yield "prompts_hard", float(len(session.state.ratings) - easy)
 
 
 def _row_of(example: Example) -> str:

@@ -1,5 +1,4 @@
-"""Episodes in lockstep: a turn of all that are under way is one call of the pool, then the environments
-answer.
+"""Episodes in lockstep: one call of the pool makes a turn of each, then the environments answer.
 
 So the step alone decides what is computed with what, and a resume makes the same episodes again.
 """
@@ -7,23 +6,25 @@ So the step alone decides what is computed with what, and a resume makes the sam
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from operator import add
+from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 from msgspec.structs import replace as changed
 
-from lorad.driver.sampling.generate import Ended, Seed, count_of, joined, seed_of, seeds_of
-from lorad.driver.sampling.routes import routes_of, said, with_prompts
-from lorad.driver.session import Episode, Plan, Sample
+from lorad.driver.sampling.generate import Ended, SampleJob, Seed, joined
+from lorad.driver.sampling.routes import extended, routes_of, with_prompts
+from lorad.driver.session import Episode, Sample
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
-from lorad.envs.host import Heard, Hosts
+from lorad.envs.host import HostedEpisode, Hosts
 from lorad.envs.protocol import shown
 from lorad.errors import LoradError, SpecError
 from lorad.protocol.batch import Chunk, Prompt, Sampling
 from lorad.protocol.calls import Generated
 from lorad.protocol.heartbeat import Count
-from lorad.records.episodes import LIMITS, EpisodeEnd, EpisodeTurn, Fork, Task
+from lorad.records.episodes import LIMITS, EpisodeEnd, EpisodeTurn, Fork
 from lorad.rl.data import Example
 from lorad.spec.model import Spec
 
@@ -31,17 +32,9 @@ _Speak = Callable[[str, list[Prompt], Sampling, Ended, Count], Generated]
 """Samples by a version, as `generate` does."""
 
 
-class _Setting(Protocol):
-    """What episodes depend on, of a session."""
-
-    @property
-    def spec(self) -> Spec: ...
-    def name_of(self, version: int) -> str: ...
-
-
 @dataclass
 class LiveEpisode:
-    """Holds what an episode has come to so far.
+    """An episode under way.
 
     context: What the model reads next.
     parts: Tokens, and whether the policy sampled them.
@@ -54,7 +47,7 @@ class LiveEpisode:
     place: int
     index: int
     seed: Seed
-    heard: Heard
+    heard: HostedEpisode
     context: list[int] = field(default_factory=list)
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -78,7 +71,7 @@ class LiveEpisode:
         if finish not in ("stop", "length"):
             raise LoradError(f"a turn ended with {finish!r}; the engine's log says more")
         row = len(self.forks)
-        self.routes[row] = said(self.routes.get(row), chunks, len(self.context), tokens.size)
+        self.routes[row] = extended(self.routes.get(row), chunks, len(self.context), tokens.size)
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
@@ -100,45 +93,34 @@ class LiveEpisode:
 
 
 def play(
-    session: _Setting,
-    hosts: Hosts,
-    speak: _Speak,
-    planned: Plan,
-    n: int,
-    how: Sampling,
-    *,
-    seed: int,
-    is_eval: bool,
+    spec: Spec, version: str, hosts: Hosts, speak: _Speak, job: SampleJob
 ) -> tuple[list[list[Sample]], Generated]:
-    """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
-    pool's summaries.
-
-    speak: has the model speak.
-    seed: where seeds of tasks and samples begin.
-    """
-    host = hosts.evals if is_eval else hosts.training
-    version = session.name_of(planned.version)
-    tasks = [Task(e.row, seed_of(seed, 0, e.id, 0)) for e in planned.examples for _ in range(n)]
-    resets = host.begin(tasks)
+    """Play episodes with a version; returns them in order, and the sums of the pool's summaries."""
+    host = hosts.evals if job.is_eval else hosts.training
+    planned = job.plan
+    n = job.n
+    how = job.how
+    resets = host.begin([task for task in job.tasks() for _ in range(n)])
     answers = [answer for _, answer in resets]
-    seeds = [own for group in seeds_of(seed, planned, n) for own in group]
+    seeds = [own for group in job.seeds() for own in group]
     episodes = [
         LiveEpisode(i // n, i % n, own, heard)
         for i, (own, (heard, _)) in enumerate(zip(seeds, resets, strict=True))
     ]
     slices = [slice(place * n, place * n + n) for place in range(len(planned.examples))]
     examples = [
-        begun(session, hosts.format, example, episodes[part], answers[part], how)
+        begin_episodes(spec, hosts.format, example, episodes[part], answers[part], how)
         for example, part in zip(planned.examples, slices, strict=True)
     ]
     generated = Generated(0, 0, 0.0)
     turn = 0
-    count = count_of(planned, n, is_eval=is_eval)
+    count = job.count()
     count.add(ended=sum(episode.end is not None for episode in episodes))
     while live := [episode for episode in episodes if episode.end is None]:
-        generated = _speak(hosts.format, partial(speak, version), live, turn, how, count, generated)
+        more = _speak(hosts.format, partial(speak, version), live, turn, how, count)
+        generated = Generated(*map(add, astuple(generated), astuple(more)))
         for episode, answer in zip(live, host.answers([e.heard for e in live]), strict=True):
-            hear(session, hosts.format, episode, answer, how)
+            hear(spec, hosts.format, episode, answer, how)
         limited = [episode for episode in live if episode.heard.at_limit]
         for episode, answer in zip(limited, host.answers([e.heard for e in limited]), strict=True):
             earn(episode, answer)
@@ -149,16 +131,16 @@ def play(
     return [with_prompts(samples[part]) for part in slices], generated
 
 
-def begun(
-    session: _Setting,
+def begin_episodes(
+    spec: Spec,
     format: Format,
     example: Example,
     episodes: Sequence[LiveEpisode],
     answers: Sequence[EpisodeAnswer],
     how: Sampling,
 ) -> Example:
-    """Begin the episodes of an example with the words of its environment; returns it with these as prompt."""
-    limit = session.spec.env.max_tokens
+    """Begin the episodes of an example; returns it with the words of its environment as prompt."""
+    limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model
     started = next((a for a in answers if a.messages is not None and not a.error), None)
     messages, tools = (None, []) if started is None else (started.messages, started.tools)
@@ -187,9 +169,8 @@ def _speak(
     turn: int,
     how: Sampling,
     count: Count,
-    generated: Generated,
 ) -> Generated:
-    """Have the model speak in each episode; returns what it made until now, these turns included."""
+    """Have the model speak in each episode."""
     shared: dict[int, list[LiveEpisode]] = {}
     for number, episode in enumerate(live):  # those of one example begin with the same words
         shared.setdefault(episode.place if turn == 0 else number, []).append(episode)
@@ -202,20 +183,11 @@ def _speak(
         )
         for place, some in enumerate(spoken)
     ]
-    more = speak(prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format), count)
-    return Generated(
-        generated.samples + more.samples,
-        generated.tokens + more.tokens,
-        generated.seconds + more.seconds,
-        generated.waited + more.waited,
-    )
+    return speak(prompts, how, lambda at, index, chunks: spoken[at][index].say(chunks, format), count)
 
 
-def hear(
-    session: _Setting, format: Format, episode: LiveEpisode, answer: EpisodeAnswer, how: Sampling
-) -> None:
-    """Add what the environment answered, and end the episode where nothing can follow."""
-    spec = session.spec
+def hear(spec: Spec, format: Format, episode: LiveEpisode, answer: EpisodeAnswer, how: Sampling) -> None:
+    """Add the answer of the environment, and end the episode where nothing can follow."""
     messages = answer.messages
     limit = spec.env.max_tokens
     assert limit is not None  # fitted to the model

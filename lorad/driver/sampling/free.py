@@ -1,6 +1,4 @@
-"""Episodes that wait for nothing but their own turns: where a call of the pool cannot be repeated bit for bit
-anyway.
-"""
+"""Episodes that wait for nothing but their own turns, where calls of the pool differ in rounding anyway."""
 
 import threading
 from collections.abc import Sequence
@@ -9,82 +7,58 @@ from typing import Any
 
 import numpy as np
 
-from lorad.driver.sampling.episodes import LiveEpisode, begun, earn, hear, sample_of
-from lorad.driver.sampling.generate import count_of, generate, seed_of, seeds_of
-from lorad.driver.session import Plan, Sample, Session
+from lorad.driver.sampling.episodes import LiveEpisode, begin_episodes, earn, hear, sample_of
+from lorad.driver.sampling.generate import SampleJob, generate
+from lorad.driver.session import Sample, Session
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.host import EnvironmentHost, Hosts
-from lorad.protocol.batch import Prompt, Sampling
+from lorad.protocol.batch import Prompt
 from lorad.protocol.calls import Generated
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
-from lorad.records.episodes import Task
 
 _MOST = 256  # episodes under way at once
 
 
 def play_freely(
-    session: Session,
-    hosts: Hosts,
-    pool: Connection,
-    planned: Plan,
-    n: int,
-    how: Sampling,
-    *,
-    seed: int,
-    is_eval: bool,
+    session: Session, hosts: Hosts, pool: Connection, job: SampleJob
 ) -> tuple[list[list[Sample]], Generated]:
-    """Play `n` episodes of each example with the plan's version; returns them in order, and the sums of the
-    pool's summaries.
+    """Play episodes, each at its own pace; see `play`.
 
     The episodes of an example begin when the environments of all of them have, since they begin alike.
     """
-    players = _Players(session, hosts, pool, planned, n, how, seed=seed, is_eval=is_eval)
+    players = _Players(session, hosts, pool, job)
     try:
         with HEART.waits():  # for environments and the pool
             groups = players.play()
     finally:
         players.close()
-    return groups, players.made
+    return groups, players.summary
 
 
 class _Players:
     """Threads, each with an episode at a time and a connection of its own."""
 
-    def __init__(
-        self,
-        session: Session,
-        hosts: Hosts,
-        pool: Connection,
-        planned: Plan,
-        n: int,
-        how: Sampling,
-        *,
-        seed: int,
-        is_eval: bool,
-    ) -> None:
+    def __init__(self, session: Session, hosts: Hosts, pool: Connection, job: SampleJob) -> None:
         self._session = session
         self._format = hosts.format
         self._pool = pool
-        self._how = how
-        self._n = n
-        self._host: EnvironmentHost = hosts.evals if is_eval else hosts.training
-        self._count = count_of(planned, n, is_eval=is_eval)
-        self._version = session.name_of(planned.version)
-        self._examples = [*planned.examples]
+        self._how = job.how
+        self._n = job.n
+        self._host: EnvironmentHost = hosts.evals if job.is_eval else hosts.training
+        self._count = job.count()
+        self._version = session.name_of(job.plan.version)
+        self._examples = [*job.plan.examples]
         self._episodes = [
-            [
-                LiveEpisode(place, index, mine, self._host.new(Task(e.row, seed_of(seed, 0, e.id, 0))))
-                for index, mine in enumerate(some)
-            ]
-            for place, (e, some) in enumerate(zip(planned.examples, seeds_of(seed, planned, n), strict=True))
+            [LiveEpisode(place, index, seed, self._host.new(task)) for index, seed in enumerate(own)]
+            for place, (task, own) in enumerate(zip(job.tasks(), job.seeds(), strict=True))
         ]
         self._resets: list[dict[int, EpisodeAnswer]] = [{} for _ in self._examples]
-        self._threads = ThreadPoolExecutor(min(_MOST, n * len(self._examples)), "episode")
+        self._threads = ThreadPoolExecutor(min(_MOST, self._n * len(self._examples)), "episode")
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._futures: list[Future[None]] = []
-        self.made = Generated(0, 0, 0.0)
+        self.summary = Generated(0, 0, 0.0)
 
     def play(self) -> list[list[Sample]]:
         """Raises what the pool raised, and then as soon as it does."""
@@ -113,7 +87,9 @@ class _Players:
         group = self._episodes[episode.place]
         example = self._examples[episode.place]
         resets = [answers[index] for index in range(self._n)]
-        self._examples[episode.place] = begun(self._session, self._format, example, group, resets, self._how)
+        self._examples[episode.place] = begin_episodes(
+            self._session.spec, self._format, example, group, resets, self._how
+        )
         live = [one for one in group if one.end is None]
         self._count.add(ended=len(group) - len(live))
         self._futures += [self._threads.submit(self._play, one) for one in live]
@@ -122,7 +98,7 @@ class _Players:
         turn = 0
         while episode.end is None:
             if not hasattr(self._of_thread, "pool"):
-                self._of_thread.pool = self._pool.another()
+                self._of_thread.pool = self._pool.open_another()
             context = np.array(episode.context, np.int32)
             seed = np.array([episode.seed(turn)], np.uint64)
             generated = generate(
@@ -134,8 +110,8 @@ class _Players:
                 self._count,
             )
             with self._lock:
-                self.made = self.made.beside(generated)
-            hear(self._session, self._format, episode, self._host.answer(episode.heard), self._how)
+                self.summary = self.summary.joined_with(generated)
+            hear(self._session.spec, self._format, episode, self._host.answer(episode.heard), self._how)
             turn += 1
         if episode.heard.at_limit:
             earn(episode, self._host.answer(episode.heard))
@@ -143,6 +119,6 @@ class _Players:
 
 
 def first_failure(futures: Sequence[Future[Any]]) -> None:
-    """Wait for all, or until one raises; raises that."""
+    """Wait for all futures, or until one raises; raises that."""
     for future in wait(futures, return_when=FIRST_EXCEPTION).done:
         future.result()

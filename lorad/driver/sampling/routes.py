@@ -21,10 +21,12 @@ class SampleRoutes(NamedTuple):
 _NONE = SampleRoutes(None, ())
 
 
-def said(before: np.ndarray | None, chunks: Sequence[Chunk], context: int, tokens: int) -> np.ndarray | None:
+def extended(
+    before: np.ndarray | None, chunks: Sequence[Chunk], context: int, tokens: int
+) -> np.ndarray | None:
     """Return the routes of a row that the model has added `tokens` to, having read `context` of them.
 
-    before: its routes until then. Returns `before` where the engine says none.
+    before: its routes until then, which are returned where the engine says none.
     """
     now = chunks[-1].routes
     if now is None:
@@ -37,8 +39,8 @@ def said(before: np.ndarray | None, chunks: Sequence[Chunk], context: int, token
 def routes_of(rows: Sequence[np.ndarray | None], sizes: Sequence[tuple[int, int]]) -> SampleRoutes:
     """Put the routes of a sample together.
 
-    rows: the routes of each row as far as they are known; None where nothing is.
-    sizes: by row, the tokens of its prompt and those behind it.
+    rows: the routes of each row as far as they are known; None where none are.
+    sizes: by row, the tokens of its prompt and the ones behind it.
     """
     like = next((row for row in rows if row is not None), None)
     if like is None:

@@ -25,9 +25,7 @@ def batch_of(groups: Sequence[Sequence[Sample]]) -> Batch:
 
 
 def offsets_of(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
-    """Return where each group begins among the groups of its batch, which has more where rows fork; int
-    [G + 1].
-    """
+    """Return where each group begins in its batch, which has more groups where rows fork; int [G + 1]."""
     return np.cumsum([0, *(len(_parts(group)) for group in groups)])
 
 

@@ -1,8 +1,6 @@
-"""Measure what a step journals for `lorad why`: how rewards and lengths are spread, and
-whether samples are alike, blank, repeat themselves or go on behind their end.
-"""
+"""What a step journals for `lorad why`: the spread of rewards and lengths, and what is odd in samples."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -13,13 +11,8 @@ _GRAM = 4  # tokens that are compared at a time
 _LEAST = 8  # tokens of the shortest sample that is looked at
 
 
-def spread_metrics(rollout: Rollout, scored: StepSelection, special_ids: Sequence[int]) -> dict[str, float]:
-    """Return reward_min, reward_max; reward_best, the mean over groups of their best reward;
-    response_length_min, response_length_max; distinct, the mean over groups of the share of samples that no
-    other one equals; empty, the share of samples without any visible text; repetition, the mean share of
-    runs of four tokens that stood in the same sample before; special_inside, the share of completions with a
-    special token before their last one. What was not measured is absent.
-    """
+def spread_metrics(rollout: Rollout, scored: StepSelection, special_ids: Collection[int]) -> dict[str, float]:
+    """Return what was measured of the rewards, lengths and tokens of a step."""
     samples = rollout.samples
     lengths = [sample.size for sample in samples]
     metrics = {
@@ -52,10 +45,7 @@ def repetition(sample: Sample) -> float:
 
 
 def movement(published: Published) -> dict[str, float]:
-    """Return how far a version is from others, as the pool measured it: policy_change from the base (of a run
-    that starts from an adapter, too) and policy_step from the version before, nats per canary token (root of
-    the mean square, by the trainer); adapter_norm, the Frobenius norm of scale * B A over all modules.
-    """
+    """Return how far a version is from others, as the pool measured it."""
     facts = published.attestation.facts
     names = {"policy_change": "signal", "policy_step": "step"}
     metrics = {name: facts[fact] for name, fact in names.items() if fact in facts}

@@ -39,8 +39,9 @@ class AlgorithmFunction(Code):
 
 
 class AlgorithmQuestion(Struct):
-    """What an advantage or a loss is asked. checks: the seed of a check of the derivative, which comes before
-    the answer; None for no check.
+    """A question to an advantage or a loss.
+
+    checks: the seed of a check of the derivative before the answer; None for no check.
     """
 
     advantage: AdvantageInput | None = None
@@ -49,10 +50,11 @@ class AlgorithmQuestion(Struct):
 
 
 class AlgorithmAnswer(Struct):
-    """What the function returned, or what went wrong. is_last: the process is of no further use.
+    """What the function returned, or an error.
 
     value: a loss's own; None where it returned none.
     array: float64, advantages or derivatives.
+    is_last: the process is of no further use.
     """
 
     value: float | None = None

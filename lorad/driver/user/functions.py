@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from lorad.spec.algorithm import Algorithm
 class UserFunction:
     """A function that `algorithm.advantage` or `algorithm.loss` names. `close` leaves nothing of it running.
 
-    Whatever it does wrong ends the run: unlike a reward, it is for all samples at once.
+    Its errors end the run: unlike a reward, it is for all samples at once.
     """
 
     def __init__(self, kind: Kind, algorithm: Algorithm, cwd: Path, run: str = "") -> None:
@@ -38,9 +39,8 @@ class UserFunction:
         self.key = f"algorithm.{kind}"
         limits = algorithm.user_code
         code = code_of(str(getattr(algorithm, kind)), cwd, self.key, limits.memory_bytes)
-        self._setup = AlgorithmFunction(
-            **asdict(code) | {"kind": kind, "memory_key": "algorithm.user_code.memory"}
-        )
+        more = {"kind": kind, "memory_key": "algorithm.user_code.memory"}
+        self._setup = AlgorithmFunction(**asdict(code) | more)
         self.file = Path(code.file)
         self.source = code.source  # what runs, whatever becomes of the file
         self._timeout = limits.timeout
@@ -64,10 +64,9 @@ class UserFunction:
         return array
 
     def derivatives(self, samples: LossInput, seed: int) -> tuple[float | None, np.ndarray]:
-        """Return the loss and its derivative by each log-probability, float64 [T]. Raises SpecError.
+        """Return the loss, if it has a value, and its derivative by each log-probability, float64 [T].
 
-        The loss is None where the function gives none. The first derivative is checked, see
-        `check_derivative` for `seed`.
+        The first derivative is checked, with the seed of `check_derivative`. Raises SpecError.
         """
         answer = self._ask(AlgorithmQuestion(loss=samples, checks=None if self._is_checked else seed))
         if answer.array is None or answer.array.size != samples.logprobs.size:
@@ -112,8 +111,8 @@ class UserFunction:
         return SpecError(problem, key=self.key, hint=mend + then)
 
 
-class UserFunctions:
-    """What the spec names of the two; a context manager, which closes them."""
+class UserFunctions(AbstractContextManager["UserFunctions", None]):
+    """The user's functions that the spec names; closed at the end of the context."""
 
     def __init__(self, algorithm: Algorithm, cwd: Path, run: str = "") -> None:
         """Raises SpecError without such files."""
@@ -123,9 +122,6 @@ class UserFunctions:
     @property
     def all(self) -> list[UserFunction]:
         return [function for function in (self.advantage, self.loss) if function is not None]
-
-    def __enter__(self) -> "UserFunctions":
-        return self
 
     def __exit__(self, *error: object) -> None:
         with contextlib.ExitStack() as stack:

@@ -32,16 +32,15 @@ _ABANDONED_SECONDS = 3600.0  # after which a half-written file is somebody's who
 _TEMPORARY = ".half-"
 _PASSING = {408, 409, 425, 429}
 _ADVICE = {
-    401: " (its key is in the file that reward.key_file names)",
-    403: " (its key is in the file that reward.key_file names)",
+    **dict.fromkeys((401, 403), " (its key is in the file that reward.key_file names)"),
     404: " (does it serve the model {}, and does reward.url end as the server has it, as in /v1?)",
 }
 _COUNTED = ("calls", "failed_calls", "cached", "prompt_tokens", "completion_tokens")
 _COLUMN = re.compile(r"\{(prompt|completion|answer)\}")
 
 
-class _Judged(NamedTuple):
-    """A reward, or what went wrong; and what either has cost."""
+class _JudgeScore(NamedTuple):
+    """A reward, or an error, and what either has cost."""
 
     value: float | None
     error: str
@@ -69,7 +68,10 @@ class _JudgeSettings(NamedTuple):
 
 
 class _Failed(Exception):
-    """No score. again: seconds after which it may be tried once more; None: it need not be."""
+    """There is no score.
+
+    again: seconds after which it may be tried once more; None: it need not be.
+    """
 
     def __init__(self, why: str, again: float | None = None) -> None:
         super().__init__(why)
@@ -83,24 +85,24 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def judge(**settings: Any) -> Callable[..., Awaitable[_Judged]]:
-    """Return the function that scores. settings: `_JudgeSettings`. Raises SpecError for a wrong key file."""
-    asked = _Judge(_JudgeSettings(**settings))
-    if "{answer}" not in asked.template:
+def judge(**settings: Any) -> Callable[..., Awaitable[_JudgeScore]]:
+    """Return the function that scores, by `_JudgeSettings`. Raises SpecError for a wrong key file."""
+    server = _Judge(_JudgeSettings(**settings))
+    if "{answer}" not in server.template:
 
-        async def score(prompt: str, completion: str) -> _Judged:
-            return await asked.judged({"prompt": prompt, "completion": completion})
+        async def score(prompt: str, completion: str) -> _JudgeScore:
+            return await server.score({"prompt": prompt, "completion": completion})
 
         return score
 
-    async def compared(prompt: str, completion: str, answer: str) -> _Judged:
-        return await asked.judged({"prompt": prompt, "completion": completion, "answer": answer})
+    async def compared(prompt: str, completion: str, answer: str) -> _JudgeScore:
+        return await server.score({"prompt": prompt, "completion": completion, "answer": answer})
 
     return compared
 
 
 class _Judge:
-    """What a server is asked, and how its replies are read."""
+    """A judge's server: what is sent to it, and how its replies are read."""
 
     def __init__(self, settings: _JudgeSettings) -> None:
         """Raises SpecError for a wrong key file."""
@@ -114,9 +116,9 @@ class _Judge:
         self._cache = _Cache(Path(settings.cache)) if settings.cache else None
         self._threads = ThreadPoolExecutor(settings.concurrency, "judge")
         self._opener = urllib.request.build_opener(_NoRedirect)
-        self._asked: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
 
-    async def judged(self, columns: dict[str, str]) -> _Judged:
+    async def score(self, columns: dict[str, str]) -> _JudgeScore:
         value = None
         error = ""
         costs = dict.fromkeys(_COUNTED, 0.0)
@@ -141,7 +143,7 @@ class _Judge:
         if (price := self._settings.price) is not None:
             paid = costs["prompt_tokens"] * price[0] + costs["completion_tokens"] * price[1]
             costs["price"] = paid / 1e6
-        return _Judged(value, error.replace(self._key, "…") if self._key else error, costs)
+        return _JudgeScore(value, error.replace(self._key, "…") if self._key else error, costs)
 
     @contextlib.asynccontextmanager
     async def _alone(self, name: str) -> Any:
@@ -149,7 +151,7 @@ class _Judge:
         if self._cache is None:
             yield
             return
-        lock, waiting = self._asked.setdefault(name, (asyncio.Lock(), []))
+        lock, waiting = self._locks.setdefault(name, (asyncio.Lock(), []))
         waiting.append(None)
         try:
             async with lock:
@@ -157,14 +159,14 @@ class _Judge:
         finally:
             waiting.pop()
             if not waiting:
-                self._asked.pop(name, None)
+                self._locks.pop(name, None)
 
     async def _scored(
         self, name: str, body: dict[str, Any], costs: dict[str, float], failures: list[str]
     ) -> float:
         """Ask the judge for a score, and again after a failure that may pass. Raises _Failed.
 
-        failures: each failure is added to it.
+        failures: a list that each failure is added to.
         """
         if self._cache is not None and (kept := self._cache.get(name)) is not None:
             with contextlib.suppress(_Failed):  # kept with another pattern
@@ -199,7 +201,6 @@ class _Judge:
         return value
 
     def _post(self, body: bytes) -> bytes:
-        """Raises _Failed."""
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -219,15 +220,13 @@ class _Judge:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            advice = "start its server, or correct reward.url"
             raise _Failed(
-                f"the judge at {self._settings.url} cannot be reached: {why} (start its server, or correct "
-                "reward.url)",
-                0.0,
+                f"the judge at {self._settings.url} cannot be reached: {why} ({advice})", 0.0
             ) from None
 
     def _read(self, text: str) -> float:
-        """Return the last number that the pattern finds, from 0 at the low end of the range to 1 at its high
-        end. Raises _Failed."""
+        """Return the last number of the pattern, from 0 to 1 within the range. Raises _Failed."""
         said = None
         for match in self._pattern.finditer(text):
             said = match[1]
@@ -241,8 +240,7 @@ class _Judge:
 
 
 class _Cache:
-    """Texts by name in a directory, that any number of processes use and may be killed at. A text is there
-    whole or not at all."""
+    """Texts by name in a directory of any number of processes. A text is there whole or not at all."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

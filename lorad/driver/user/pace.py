@@ -1,6 +1,4 @@
-"""How a reward function's calls set its pace: how long a process's first call may take, and how many
-processes are worth having.
-"""
+"""The pace of reward functions: how long a process's first call may take, and how many processes to have."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +34,7 @@ class FirstCalls:
             return self._timeout + 2 * self._slowest
         return self._timeout if self._lost else max(_FIRST_SECONDS, _FIRST_TIMES * self._timeout)
 
-    def ended(self, seconds: float) -> None:
+    def note_end(self, seconds: float) -> None:
         """Note that the first call of a process took so long."""
         if seconds > self._timeout and (self._slowest is None or self._slowest <= self._timeout):
             self.note = (
@@ -46,10 +44,8 @@ class FirstCalls:
             )
         self._slowest = max(seconds, self._slowest or 0.0)
 
-    def lost(self) -> str:
-        """Note that the first call of a process did not end in time. Returns why no other is to be begun; ""
-        while others may.
-        """
+    def note_loss(self) -> str:
+        """Note that a first call did not end in time. Returns why no other is to be begun; "" if one may."""
         self._lost += 1
         if self._slowest is not None or self._lost < _MOST_LOST:
             return ""
@@ -58,15 +54,9 @@ class FirstCalls:
             "Raise reward.timeout, or load what it needs when the file is imported, which has a minute"
         )
 
-    def words(self, seconds: float) -> str:
-        """Say for people that a first call has been under way for so long; "" while that is nothing."""
-        return f"waiting for the first call of the reward, {seconds:.0f} s" if seconds > 1 else ""
-
 
 class Growth:
-    """How many processes are worth having, by what calls have shown: as many as keep the cores busy, and fit
-    into memory. Guarded by its user's lock.
-    """
+    """How many processes are worth having: they keep the cores busy, and fit into memory. Needs a lock."""
 
     def __init__(self, cores: int, available: Callable[[], int] = available_memory) -> None:
         """Begin without measurements. The processes may keep `cores` busy."""
@@ -75,10 +65,8 @@ class Growth:
         self._seconds = self._computed = 0.0
         self._memory = 1
 
-    def measured(self, seconds: float, computed: float, memory: int) -> None:
-        """Note a call. computed: seconds in which it computed or waited for a core. memory: bytes that its
-        process had at most.
-        """
+    def note_call(self, seconds: float, computed: float, memory: int) -> None:
+        """Note a call, the seconds in which it computed or waited for a core, and its process's memory."""
         self._seconds += seconds
         self._computed += min(computed, seconds)
         self._memory = max(self._memory, memory)

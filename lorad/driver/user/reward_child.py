@@ -73,9 +73,7 @@ def main(lifeline: int) -> None:
 
 
 def _computed() -> float:
-    """Return for how many seconds this process, and those that it waited for, have computed or waited for a
-    core.
-    """
+    """Return for how many seconds this process and its children have computed or waited for a core."""
     times = os.times()
     computed = times.user + times.system + times.children_user + times.children_system
     try:

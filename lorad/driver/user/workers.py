@@ -4,12 +4,14 @@ A call has a process for itself, unless the function is a coroutine: then many a
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class RewardFunction(Code):
     """A builtin (`name`, `pattern`), or without a name the function of a file.
 
     timeout: seconds of a call.
-    settings: where there are some, the function of the file makes with them the one that scores.
+    settings: arguments with which the function of the file makes the one that scores, if there are any.
     is_packaged: the function is lorad's own, which reads answers as text.
     raw: a builtin reads the text with special tokens and the stop string.
     """
@@ -47,7 +49,7 @@ class RewardFunction(Code):
 
 
 class Loaded(Ready):
-    """The function is there.
+    """The answer of a process that has loaded the function.
 
     is_batch: it takes lists, all samples of a call at once.
     is_async: many calls may be under way in one process.
@@ -64,8 +66,9 @@ class Loaded(Ready):
 
 
 class Reply(Struct, frozen=True):
-    """The reward of one sample, or what went wrong. parts: its components by name.
+    """The reward of one sample, or an error.
 
+    parts: its components by name.
     abstains: the function says that it has no reward for this sample.
     costs: what it counted, failed or not.
     """
@@ -105,8 +108,8 @@ class _WorkerAnswer(Struct):
 class Call:
     """One call of the function.
 
-    finish: is given a reply for each sample, in another thread.
-    is_alone: nothing else is under way in its process meanwhile, which may die of it.
+    finish: takes a reply for each sample, in another thread.
+    is_alone: no other call is under way in its process meanwhile, which may die of it.
     """
 
     samples: list[RewardInput]
@@ -135,9 +138,7 @@ class _UnderWay:
 
 
 class Workers:
-    """At most `count` processes, each started when calls wait and closed by `close`; more where they may grow
-    and calls have shown that they mostly wait.
-    """
+    """At most `count` processes, started when calls wait; more if they grow and calls mostly wait."""
 
     def __init__(
         self,
@@ -150,8 +151,11 @@ class Workers:
         *,
         grows: bool = False,
     ) -> None:
-        """Start nothing yet. A coroutine function has `concurrency` calls under way in each process; `python`
-        is another interpreter to run it, and `within` the sandbox, see `sandboxed`.
+        """Start nothing yet.
+
+        concurrency: calls of a coroutine function that are under way in each process.
+        python: another interpreter to run the function.
+        within: the sandbox, see `sandboxed`.
         """
         self._setup = setup
         self._environment = environment
@@ -179,18 +183,17 @@ class Workers:
         with self._loading:
             if self._loaded is None:
                 try:
-                    self._spare, self._loaded = self.open(self._keep_spare)
+                    self._spare, self._loaded = self.open(partial(setattr, self, "_spare"))
                 except SpecError:
                     self._spare = None
                     raise
             return self._loaded
 
-    def _keep_spare(self, process: UserProcess) -> None:
-        self._spare = process
-
     def open(self, keep: Callable[[UserProcess], None]) -> tuple[UserProcess, Loaded]:
-        """Start a process and load the function there. Raises SpecError. keep: is given it before it loads,
-        so that `close` finds it."""
+        """Start a process and load the function there. Raises SpecError.
+
+        keep: Gets the process before it loads, so that `close` finds it.
+        """
         process = UserProcess(_CHILD, "reward", self._environment, self._python, self._within)
         keep(process)
         if self.closed:  # by another thread, which may not have seen the process
@@ -253,29 +256,28 @@ class Workers:
         with self._changed:
             return self._first.seconds
 
-    def ended(self, answer: _WorkerAnswer, seconds: float, *, is_first: bool) -> None:
+    def note_end(self, answer: _WorkerAnswer, seconds: float, *, is_first: bool) -> None:
         """Note what a call took; its process's first one tells little of others."""
         with self._changed:
             if is_first:
-                self._first.ended(seconds)
+                self._first.note_end(seconds)
             elif self._growth is not None and not self.closed:
-                self._growth.measured(seconds, answer.computed, answer.memory)
+                self._growth.note_call(seconds, answer.computed, answer.memory)
                 self._have(self._growth.worth(len(self._workers)))
 
     def lost_first(self) -> str:
-        """Note that a first call took too long. Where none ever ended, nothing else is begun for now, and the
-        reason is returned.
-        """
+        """Note that a first call took too long. Where none ever ended, no call begins, and returns why."""
         with self._changed:
-            if why := self._first.lost():
+            if why := self._first.note_loss():
                 self._break(why)
             return why
 
     def words(self) -> str:
-        """Say for people what is waited for, where it is the first call of a process; "" otherwise."""
+        """Say for people that the first call of a process is waited for; "" where it is not."""
         with self._changed:
             began = [worker.first_began for worker in self._workers if worker.first_began]
-            return self._first.words(time.monotonic() - min(began)) if began else ""
+        seconds = time.monotonic() - min(began, default=math.inf)
+        return f"waiting for the first call of the reward, {seconds:.0f} s" if seconds > 1 else ""
 
     def take_note(self) -> str:
         """Return what the run should say of the function, once."""
@@ -304,10 +306,8 @@ class Workers:
             return None
 
     def _patience(self, worker: "_Worker") -> float:
-        """Return for how many seconds the first call is left to processes that exist already.
-
-        Extra processes are started one after another, as starting takes a core.
-        """
+        """Return for how many seconds the first call is left to processes that exist already."""
+        # extra processes are started one after another, as starting takes a core
         if worker.is_extra and any(other.is_there and not other.is_ready for other in self._workers):
             return _BACKLOG_SECONDS
         if self._spare is not None or not any(worker.is_there for worker in self._workers):
@@ -326,7 +326,7 @@ class Workers:
                 self._break(why)
 
     def _break(self, why: str) -> None:
-        """Have all calls that wait fail, and those that come before `forgive`."""
+        """Have all calls fail that wait, or come before `forgive`."""
         self._broken = why
         calls = list(self._calls)
         self._calls.clear()
@@ -343,7 +343,9 @@ class Workers:
         if self._spare is not None:
             self._spare.signal()
         for worker in self._workers:
-            worker.signal()
+            if (process := worker.process) is not None:
+                process.signal()
+            worker.ring()
         for call in calls:
             call.fail(_CLOSED)
         for thread in self._threads:
@@ -353,7 +355,7 @@ class Workers:
                 self._spare.kill()
                 self._spare = None
         for worker in self._workers:
-            worker.close()
+            os.close(worker.bell)
         self._workers.clear()
 
 
@@ -363,7 +365,7 @@ class _Worker:
     is_there: it has a process, or is about to start one.
     is_ready: the function is loaded there.
     is_extra: it was added when calls had shown that they mostly wait.
-    first_began: when the first call of its process began, while none has ended there; 0 otherwise.
+    first_began: when the first call of its process began, until one has ended there; else 0.
     """
 
     def __init__(self, workers: Workers, *, is_extra: bool) -> None:
@@ -374,7 +376,7 @@ class _Worker:
         self._count = 0
         self._is_new = True  # no call has ended in its process
         self.first_began = 0.0
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_there = self.is_ready = False
 
     def has_room_for(self, call: Call, capacity: int) -> bool:
@@ -383,15 +385,7 @@ class _Worker:
 
     def ring(self) -> None:
         """Wake the thread up: there is a call."""
-        os.eventfd_write(self._bell, 1)
-
-    def signal(self) -> None:
-        if (process := self.process) is not None:
-            process.signal()
-        self.ring()
-
-    def close(self) -> None:
-        os.close(self._bell)
+        os.eventfd_write(self.bell, 1)
 
     def run(self) -> None:
         while not self._workers.closed:
@@ -408,7 +402,7 @@ class _Worker:
             if self.process is None or not self.process.alive:
                 self._stop()
                 self.is_there = True
-                self._workers.open(self._keep)
+                self._workers.open(partial(setattr, self, "process"))
             self.is_ready = True
         except SpecError as error:
             self.process = None
@@ -425,17 +419,11 @@ class _Worker:
         grace = _GRACE_SECONDS * (self._workers.capacity > 1)
         self._under_way[self._count] = _UnderWay(call, now, seconds, now + seconds + grace)
         loaded = self._workers.start()
-        samples = call.samples
-        if not loaded.wants_ids:
-            samples = [replace(sample, completion_ids=[]) for sample in samples]
-        if not loaded.wants_raw:
-            samples = [replace(sample, raw_completion="") for sample in samples]
-        if not loaded.is_batch:
-            samples = [replace(sample, prompt_value=None) for sample in samples]
+        unread: dict[str, Any] = {} if loaded.wants_ids else {"completion_ids": []}
+        unread |= {} if loaded.wants_raw else {"raw_completion": ""}
+        unread |= {} if loaded.is_batch else {"prompt_value": None}
+        samples = [replace(sample, **unread) for sample in call.samples]
         self.process.send(msgspec.json.encode(_Request(self._count, samples, call.groups), enc_hook=str))
-
-    def _keep(self, process: UserProcess) -> None:
-        self.process = process
 
     def _listen(self) -> None:
         """Wait for an answer, for the end of a call's time or for another call."""
@@ -444,10 +432,10 @@ class _Worker:
         next_to_end = min(self._under_way.values(), key=lambda each: each.end)
         deadline = next_to_end.end
         try:
-            line = self.process.receive(deadline, self._bell if has_room else None)
+            line = self.process.receive(deadline, self.bell if has_room else None)
             if line is None:
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._bell)
+                    os.eventfd_read(self.bell)
                 if time.monotonic() >= deadline:
                     first = ", the time of the first call of a process" if self._is_new else ""
                     why = self._workers.lost_first() if self._is_new else ""
@@ -464,7 +452,7 @@ class _Worker:
             self._lost(str(lost))
             return
         now = time.monotonic()
-        self._workers.ended(answer, now - ended.began, is_first=self._is_new)
+        self._workers.note_end(answer, now - ended.began, is_first=self._is_new)
         if self._is_new:
             self._is_new = False
             self.first_began = 0.0
@@ -476,16 +464,13 @@ class _Worker:
         ended.call.finish(answer.replies)
 
     def _lost(self, why: str) -> None:
-        """Begin anew. Of several calls that were under way, each is made again alone: one of them may have
-        been the cause.
-        """
+        """Begin anew, and make each call of several alone: one of them may have been the cause."""
         self._stop()
         calls = [each.call for each in self._under_way.values()]
         self._under_way.clear()
-        is_known = bool(why) and len(calls) == 1
         for call in calls if why else ():
             call.is_alone = True
-        if is_known:
+        if why and len(calls) == 1:
             calls[0].fail(why)
         elif calls:
             self._workers.submit(*calls, first=True)

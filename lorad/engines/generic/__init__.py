@@ -1,3 +1,1 @@
-"""An engine over the forward and the cache that transformers has for a model: slow, and right for every
-architecture that the FSDP trainer opens.
-"""
+"""An engine over transformers: slow, and right for every architecture that the FSDP trainer opens."""

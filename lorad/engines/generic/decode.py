@@ -31,8 +31,8 @@ class HeldRows(HeldLora):
 class _Cohort:
     """Samples whose prompts were prefilled at once, left-padded to the longest of them.
 
-    A cohort shrinks as its samples end and takes no others, since caches of sliding windows and of linear
-    attention cannot be put side by side where their lengths differ.
+    A cohort only shrinks, as its samples end: caches of sliding windows and of linear attention cannot be put
+        side by side where their lengths differ.
     """
 
     def __init__(self, model: GenericModel, groups: Sequence[SampleGroup]) -> None:
@@ -113,11 +113,10 @@ class _Cohort:
 class GenericBatch:
     """Calls and the cohorts of their samples: what waits is prefilled at once as soon as there are rows.
 
-    Attributes:
-        max_rows: The samples that are decoded at once.
-        most_tokens: The keys and values that they may have, unless one sample alone has more.
-        arriving: Calls that the asyncio loop has put here; the next quantum takes them.
-        pending: The groups without a row.
+    max_rows: the samples that are decoded at once.
+    most_tokens: the keys and values that they may have, unless one sample alone has more.
+    arriving: calls that the asyncio loop has put here; the next quantum takes them.
+    pending: the groups without a row.
     """
 
     def __init__(self, model: GenericModel, max_rows: int, cache_bytes: int) -> None:
@@ -164,9 +163,7 @@ class GenericBatch:
         return reports
 
     def _admitted(self) -> list[SampleGroup]:
-        """Take groups for which there is room, first come first served; of one that is too large, a part. One
-        forward has no more than `_PREFILL_TOKENS` of their prompts.
-        """
+        """Take the next groups that fit, `_PREFILL_TOKENS` of prompts at most; split a large one."""
         running = self.samples
         rows = self.max_rows - len(running)
         cached = sum(cohort.mask.shape[1] * len(cohort.samples) for cohort in self.cohorts)
@@ -200,9 +197,9 @@ def _rows_of(call: Call) -> RowAdapter | None:
 
 
 def select(cache: Any, rows: Tensor) -> None:
-    """Keep rows of a cache, in this order; one may be there several times.
+    """Keep rows of a cache, in this order; a row may be there several times.
 
-    Layers of linear attention keep states of each row, and have no method for it.
+    Layers of linear attention have states of each row, and no method for it.
     """
     for layer in cache.layers:
         for name in ("conv_states", "recurrent_states"):

@@ -22,17 +22,18 @@ from lorad.protocol.batch import Batch, Ranked
 
 _QUANTUM = 0.01  # seconds of decoding before the compute thread turns to the next in line
 _SCORES = 1 << 27  # numbers that a forward gives
+_MAX_VERSIONS = 64
+_MAX_ROWS = 64  # samples that are decoded at once
 
 
 class TransformersEngine(LocalEngine[HeldRows]):
     """Serves a base that transformers computes, and adapters on its linears.
 
-    Args:
-        model: The base; nobody else calls it.
-        directory: Where it is; its tokenizer finds stop strings.
-        shapes: (out, in) of the base's linears.
-        mix_calls: Decode samples of all calls at once. Rounding then depends on what else is running; without
-            it, equal calls give equal bits on a CPU.
+    model: the base; nobody else calls it.
+    directory: the directory of the base, whose tokenizer finds stop strings.
+    shapes: (out, in) of the base's linears.
+    mix_calls: decode samples of all calls at once. Rounding then depends on what else is running; without it,
+        equal calls give equal bits on a CPU.
     """
 
     def __init__(
@@ -42,23 +43,20 @@ class TransformersEngine(LocalEngine[HeldRows]):
         directory: Path,
         shapes: Mapping[str, tuple[int, int]],
         *,
-        max_versions: int = 64,
-        max_rows: int = 64,
-        cache_bytes: int = 2 << 30,
-        mix_calls: bool = False,
+        cache_bytes: int,
+        mix_calls: bool,
     ) -> None:
         super().__init__(
             "transformers",
             compute,
             directory,
             {name: shape for name, shape in shapes.items() if name in model.linears},
-            Versions(max_versions, HeldRows(BASE, "")),
+            Versions(_MAX_VERSIONS, HeldRows(BASE, "")),
             model.vocab_size,
             model.max_tokens,
             min(FORWARD_TOKENS, _SCORES // model.vocab_size),
         )
         self._model = model
-        self._max_rows = max_rows
         self._cache_bytes = cache_bytes
         self._mix_calls = mix_calls
         self._shared: GenericBatch | None = None
@@ -74,15 +72,10 @@ class TransformersEngine(LocalEngine[HeldRows]):
         *,
         mix_calls: bool,
     ) -> "TransformersEngine":
-        """Load the model on the compute thread and serve it.
+        """Load the model of a directory on the compute thread and serve it.
 
-        Args:
-            compute: The pool's.
-            directory: Where the model is.
-            shapes: (out, in) of its linears.
-            place: Gives dtype and device.
-            cache: Gives the bytes for keys and values, once the model is loaded.
-            mix_calls: As of the engine.
+        place: gives dtype and device.
+        cache: gives the bytes for keys and values, once the model is loaded.
         """
         model = await compute.run(lambda: GenericModel.opened(directory, *place(), shapes))
         return cls(model, compute, directory, shapes, cache_bytes=cache(model), mix_calls=mix_calls)
@@ -127,17 +120,14 @@ class TransformersEngine(LocalEngine[HeldRows]):
         if self._mix_calls and self._shared is not None:
             self._shared.arriving.append(call)
             return
-        batch = GenericBatch(self._model, self._max_rows, self._cache_bytes)
+        batch = GenericBatch(self._model, _MAX_ROWS, self._cache_bytes)
         batch.arriving.append(call)
         if self._mix_calls:
             self._shared = batch
         self._tasks[batch] = asyncio.create_task(self._drive(batch))
 
     async def _drive(self, batch: GenericBatch) -> None:
-        """Run quantum after quantum until the batch is empty.
-
-        A failed quantum ends the calls in it, nothing else.
-        """
+        """Run quantum after quantum until the batch is empty; a failed one ends the calls in it."""
         loop = asyncio.get_running_loop()
 
         def quantum() -> bool:

@@ -29,17 +29,13 @@ class RowAdapter:
                 for half in "AB"
             )
             self.pairs[module] = (a.to(dtype), (b * adapter.config.scale_of(module)).to(dtype))
-
-    @property
-    def bytes(self) -> int:
-        return sum(half.nbytes for pair in self.pairs.values() for half in pair)
+        self.bytes = sum(half.nbytes for pair in self.pairs.values() for half in pair)
 
 
 class SharedBase(Protocol):
     """A model that somebody else calls too.
 
-    Attributes:
-        linears: What computes each linear of the base, by the names of the checkpoint.
+    linears: what computes each linear of the base, by the names of the checkpoint.
     """
 
     model: Any
@@ -57,14 +53,11 @@ class GenericModel:
 
     One forward at a time; all of it belongs to the pool's compute thread.
 
-    Args:
-        module: The model of transformers.
-        linears: Its linears that an adapter can be on, by the names that the checkpoint has for them.
-        lent: Held during each forward, where somebody else calls the module too.
-
-    Attributes:
-        vocab_size: The tokens that it has scores for.
-        max_tokens: The positions that it has.
+    module: the model of transformers.
+    linears: its linears that an adapter can be on, by the names that the checkpoint has for them.
+    lent: held during each forward, where somebody else calls the module too.
+    vocab_size: the tokens that it has scores for.
+    max_tokens: the positions that it has.
     """
 
     def __init__(
@@ -100,7 +93,7 @@ class GenericModel:
         Raises SpecError for what transformers does not know, for quantized weights, and without safetensors;
         and as `renamed` does.
 
-        names: what the checkpoint calls its linears.
+        names: the names that the checkpoint has for its linears.
         """
         try:
             model = auto_class(read_config(directory)).from_pretrained(
@@ -132,9 +125,7 @@ class GenericModel:
         return int(2 * config.num_hidden_layers * heads * size * self.dtype.itemsize)
 
     def load(self, adapter: Adapter) -> RowAdapter:
-        """Put an adapter on the device. Raises AdapterRefused where the forward goes past one of its linears,
-        as kernels that read weights themselves do.
-        """
+        """Put an adapter on the device. Raises AdapterRefused where the forward skips one of its linears."""
         rows = RowAdapter(adapter, self.dtype, self.device)
         self._called.clear()
         self.forward([rows], torch.zeros(1, _PROBE, dtype=torch.int64), use_cache=False)

@@ -1,6 +1,4 @@
-"""Calls on servers: `generate`, a task for each sample, whose pieces come together in a queue; and
-log-probabilities of given completions.
-"""
+"""Calls on servers: samples, each a task whose pieces come together in a queue, and log-probabilities."""
 
 import asyncio
 import itertools
@@ -25,12 +23,10 @@ from lorad.routes import RouteShape
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
-
 TRIES = 4  # for one sample: each time on a server that serves, from its first token
 _END = "."  # of every name of a sample: some servers abort whatever begins with a name
-
 _Picker = Callable[[np.ndarray], Awaitable[Server]]
-"""The server for a prompt; waits while none serves, raises when none ever will."""
+"""Chooses the server for a prompt; waits while none serves, raises when none ever will."""
 _SCORE_SECONDS = 120.0  # for one prompt and completion
 _SCORING = 16  # under way at once on one server
 _calls = itertools.count()
@@ -39,12 +35,11 @@ _calls = itertools.count()
 class Call:
     """One `generate` call, spread over the servers.
 
-    Args:
-        version: The version's name for the caller.
-        server_name: The version's name for the servers; None is the base.
-        shape: The shape of the routes, where the sampling asks for them.
-        may_be_a_neighbours: Takes servers whose scores were not finite, and returns whether another version
-            may be the cause.
+    version: the version's name for the caller.
+    server_name: the version's name for the servers; None is the base.
+    shape: the shape of the routes, where the sampling asks for them.
+    may_be_a_neighbours: takes servers whose scores were not finite, and returns whether another version may
+        be the cause.
     """
 
     def __init__(
@@ -72,19 +67,16 @@ class Call:
 
     @property
     def running(self) -> int:
-        """Samples that a server works on."""
+        """Count the samples that a server works on."""
         return len(self._under_way)
 
     @property
     def waiting(self) -> int:
-        """Samples that have not been given to a server."""
+        """Count the samples that no server has yet."""
         return sum(not task.done() for task in self._waiting)
 
     async def chunks(self, pick: _Picker, count: Callable[[int], None]) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks until every sample has ended. Raises what the first failed sample raised.
-
-        count: called with the number of new tokens.
-        """
+        """Yield chunks until every sample has ended, and `count` tokens. Raises what a sample raised."""
         left = sum(len(prompt.seeds) for prompt in self.prompts)
         for place, prompt in enumerate(self.prompts):
             for index in range(len(prompt.seeds)):
@@ -108,7 +100,7 @@ class Call:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Samples under way end with what they have, the others with nothing."""
+        """End samples under way with what they have, and the others with nothing."""
         self.aborted = True
         for task in self._waiting:
             task.cancel()
@@ -127,9 +119,7 @@ class Call:
                 raise outcome
 
     def _never_began(self, prompt: Prompt, index: int, task: asyncio.Task[None]) -> None:
-        """Report a sample as aborted whose task was cancelled before its first step; later `_to_queue`
-        reports it.
-        """
+        """Report a sample as aborted whose task was cancelled before `_to_queue` could report it."""
         if task.cancelled():
             self._queue.put_nowait(self._chunk(prompt, index, SamplePiece([], [], "abort")))
 
@@ -139,18 +129,11 @@ class Call:
                 async for piece in pieces:
                     self._queue.put_nowait(self._chunk(self.prompts[place], index, piece))
         except (Exception, asyncio.CancelledError) as error:
-            lost = (
-                self._chunk(self.prompts[place], index, SamplePiece([], [], "abort"))
-                if self.aborted
-                else error
-            )
-            self._queue.put_nowait(lost)
+            end = self._chunk(self.prompts[place], index, SamplePiece([], [], "abort"))
+            self._queue.put_nowait(end if self.aborted else error)
 
     async def _sample(self, pick: _Picker, place: int, index: int) -> AsyncGenerator[SamplePiece, None]:
-        """Yield the pieces of one sample.
-
-        One that broke before anything of it was passed on begins again elsewhere.
-        """
+        """Yield the pieces of one sample, which begins again elsewhere while nothing of it was passed on."""
         prompt = self.prompts[place]
         error: LoradError = PoolLost("no server took it")
         for again in range(TRIES):
@@ -174,16 +157,14 @@ class Call:
             if begun:
                 break
             if server is not None:
-                await server.suspected()
+                await server.confirm_gone()
         raise PoolLost(
             f"a sample of {self.version} was lost: {error}",
             hint="The log of the engine says more (`lorad logs RUN --of engine`); then resume the run.",
         ) from error
 
     async def _excused(self, error: LoradError, server: Server | None) -> LoradError:
-        """Return an error that is the server's, so that the sample may begin again elsewhere; raise any
-        other.
-        """
+        """Return an error that is the server's fault, so that another may be tried; raise any other."""
         if server is None:
             raise error
         if isinstance(error, NotFinite):
@@ -191,7 +172,7 @@ class Call:
             if not self._may_be_a_neighbours([server]):
                 raise error
         if isinstance(error, ServerRefused):
-            error = await server.judged(error, self.server_name)
+            error = await server.judge(error, self.server_name)
         if isinstance(error, ServerRefused):
             raise error
         return error
@@ -222,7 +203,7 @@ class Call:
     def _chunk(self, prompt: Prompt, index: int, piece: SamplePiece) -> Chunk:
         routes = None
         if piece.routes is not None and self._shape is not None:
-            routes = shaped(piece.routes, self._shape)
+            routes = all_routes(piece.routes, self._shape)
             if index:  # the prompt's routes come with its first sample alone
                 routes = routes[prompt.tokens.size :]
         return Chunk(
@@ -236,11 +217,8 @@ class Call:
         )
 
 
-def shaped(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
-    """Return the routes of all tokens; a server says them for all tokens but the last one.
-
-    Raises LoradError where they are not the base's.
-    """
+def all_routes(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
+    """Return the routes of all tokens; a server leaves out the last. Raises LoradError for foreign ones."""
     if flat.size % (shape.layers * shape.per_token) or (
         flat.size and not 0 <= flat.min() <= flat.max() < shape.experts
     ):
@@ -249,13 +227,15 @@ def shaped(flat: np.ndarray, shape: RouteShape) -> np.ndarray:
     return np.concatenate([routes, shape.unknown(1)])
 
 
-async def scored(server: Server, name: str | None, batch: Batch, shape: RouteShape | None = None) -> Scored:
+async def score_batch(
+    server: Server, name: str | None, batch: Batch, shape: RouteShape | None = None
+) -> Scored:
     """Score a batch on one server, whatever its state.
 
-    `name` is None for the base; `shape` is the shape of the routes where the caller asks for them.
+    name: the version's name there; None for the base.
+    shape: the shape of the routes, where the caller asks for them.
 
-    Raises ServerGone when the server died meanwhile, NotFinite, ServerRefused, ServerSilent; no request is
-    left running.
+    Raises ServerGone, NotFinite, ServerRefused, ServerSilent; no request is left running.
     """
     batch.check()
     pairs = [(prompt, completion) for prompt, group in batch.groups() for completion in group]
@@ -267,16 +247,16 @@ async def scored(server: Server, name: str | None, batch: Batch, shape: RouteSha
         if shape is None:
             return await server.dialect.score(server.http, request, name, prompt, completion), None
         said, routes = await server.dialect.routed_score(server.http, request, name, prompt, completion)
-        return said, shaped(routes, shape)
+        return said, all_routes(routes, shape)
 
-    said = await _of_each(server, name, score_pair, pairs)
+    said = await _ask_about_each(server, name, score_pair, pairs)
     logprobs = np.concatenate([part for part, _ in said]).astype(np.float32)
     if not np.isfinite(logprobs).all():
         raise NotFinite(f"{server} scored without a finite log-probability for every token")
     return Scored(logprobs, routes_of(batch, [routes for _, routes in said if routes is not None]))
 
 
-async def ranked(
+async def rank_texts(
     server: Server, name: str | None, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
 ) -> Ranked:
     """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `scored`."""
@@ -284,13 +264,14 @@ async def ranked(
     def rank_text(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
         return server.dialect.ranked(server.http, request, name, text[0].tolist(), text[1], most)
 
-    return Ranked.joined(await _of_each(server, name, rank_text, list(zip(texts, starts, strict=True))))
+    pairs = list(zip(texts, starts, strict=True))
+    return Ranked.joined(await _ask_about_each(server, name, rank_text, pairs))
 
 
-async def _of_each(
+async def _ask_about_each(
     server: Server, name: str | None, ask: Callable[[str, T], Awaitable[R]], things: Sequence[T]
 ) -> list[R]:
-    """Ask a server about each thing, some at once. ask: takes a name for the request, and a thing."""
+    """Ask a server about each item, some at once; `ask` takes a name for the request, and an item."""
     limit = asyncio.Semaphore(_SCORING)
     call = next(_calls)
 
@@ -303,29 +284,28 @@ async def _of_each(
     try:
         return await asyncio.gather(*tasks)
     except ServerRefused as refused:
-        raise await server.judged(refused, name) from refused
+        raise await server.judge(refused, name) from refused
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def scores(
+async def score_on_each(
     servers: Sequence[Server], name: str | None, batch: Batch, shape: RouteShape | None = None
 ) -> list[Scored]:
-    """Score a batch on each server. Raises ServerGone when some died, once it is known which; other errors
-    come first.
+    """Score a batch on each server; those whose scores are not finite are given up.
 
-    Servers that were not finite are given up.
+    Raises ServerGone when some died, once it is known which; other errors come first.
     """
     outcomes = await asyncio.gather(
-        *(scored(server, name, batch, shape) for server in servers), return_exceptions=True
+        *(score_batch(server, name, batch, shape) for server in servers), return_exceptions=True
     )
     of = list(zip(servers, outcomes, strict=True))
     for server in [server for server, outcome in of if isinstance(outcome, NotFinite)]:
         server.lose()
     gone = [server for server, outcome in of if isinstance(outcome, ServerGone | NotFinite)]
-    await asyncio.gather(*(server.suspected() for server in gone))
+    await asyncio.gather(*(server.confirm_gone() for server in gone))
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in sorted(failed, key=lambda error: isinstance(error, ServerGone)):
         raise error

@@ -13,25 +13,22 @@ _LOST_SECONDS = 10.0  # for a node to be given up whose connection broke
 
 
 class Copies:
-    """The copies of versions on the nodes.
-
-    Args:
-        hosts: Gives the nodes that have servers now; empty where all servers are on this machine.
-    """
+    """The copies of versions on the nodes that have servers now: `hosts` lists these."""
 
     def __init__(self, hosts: Callable[[], Sequence[Host]]) -> None:
         self._hosts = hosts
 
     async def put(self, directory: Path) -> None:
-        """Copy a directory to all nodes, side by side. Raises what keeps one from having it: StorageError,
-        IntegrityError, PoolLost; the caller then removes the others. A node that is lost meanwhile keeps
-        nobody from it.
+        """Copy a directory to all nodes, side by side; one that is lost meanwhile does not count.
+
+        Raises StorageError, IntegrityError, PoolLost where a node does not get it; the caller removes the
+        others.
         """
         hosts = list(self._hosts())
         outcomes = await put_on_all(hosts, _name(directory), directory)
         for host, outcome in zip(hosts, outcomes, strict=True):
-            if outcome is not None and not await _excuses(host, outcome):
-                raise _of(host, outcome)
+            if outcome is not None and not await _is_lost(host, outcome):
+                raise _with_name(host, outcome)
 
     async def fill(self, host: Host, directory: Path, digest: str) -> None:
         """Have a node hold a version whose weights have this sha256, whatever is there now."""
@@ -41,7 +38,7 @@ class Copies:
         try:
             await host.put(_name(directory), directory)
         except LoradError as error:
-            raise _of(host, error) from error
+            raise _with_name(host, error) from error
         if (actual := await host.digest(_weights(directory))) != digest:
             raise IntegrityError(
                 f"{host.name} has other weights of {directory.name} (sha256 {actual[:12]}…) than were given "
@@ -50,14 +47,12 @@ class Copies:
             )
 
     async def digests(self, directory: Path) -> list[str]:
-        """Return what each node reads of a version's weights now: their sha256, "" when they are gone. A node
-        that is lost meanwhile is left out.
-        """
+        """Return the sha256 of a version's weights on each node that is not lost; "" where they are gone."""
         hosts = list(self._hosts())
         work = (host.digest(_weights(directory)) for host in hosts)
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         for host, outcome in zip(hosts, outcomes, strict=True):
-            if isinstance(outcome, BaseException) and not await _excuses(host, outcome):
+            if isinstance(outcome, BaseException) and not await _is_lost(host, outcome):
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
@@ -75,7 +70,7 @@ def _weights(directory: Path) -> str:
     return f"{_name(directory)}/{WEIGHTS}"
 
 
-async def _excuses(host: Host, error: BaseException) -> bool:
+async def _is_lost(host: Host, error: BaseException) -> bool:
     """Return whether the error is that the node is given up; its connections may break one by one."""
     if not isinstance(error, PoolLost):
         return False
@@ -83,7 +78,7 @@ async def _excuses(host: Host, error: BaseException) -> bool:
     return host.lost.done()
 
 
-def _of(host: Host, error: BaseException) -> BaseException:
+def _with_name(host: Host, error: BaseException) -> BaseException:
     """Name the node in what it refused with."""
     if isinstance(error, StorageError | IntegrityError):
         return type(error)(f"{host.name}: {error.message}", hint=error.hint)

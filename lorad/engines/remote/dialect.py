@@ -1,9 +1,11 @@
-"""How one kind of server is started and spoken to; everything else about servers is common to all kinds."""
+"""The contract of one kind of server: how it is started and spoken to; all else is common to all kinds."""
 
 import contextlib
+import json
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,23 +23,22 @@ ANSWER_SECONDS = 10.0  # of routes that do no work
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """What a server is started with.
 
-    Attributes:
-        model: A Hugging Face directory.
-        device: `cpu` or `cuda:<n>`.
-        devices: How many devices all servers have, from `device` on.
-        visible: The names of this server's devices, on another machine.
-        context_length: Tokens of prompt and completion.
-        max_rank: The highest rank of an adapter that will ever be loaded.
-        targets: What adapters will ever adapt: leaf names of linears, such as `q_proj`, and `experts`.
-        slots: Distinct versions in one batch, the base not counted.
-        max_versions: Versions loaded at once.
-        memory_fraction: The share of the device's memory for weights and cache together.
-        scaled_logprobs: Whether log-probabilities are under the temperature-scaled distribution (needed when
-            a temperature is neither 0 nor 1).
-        sleep: Start so that `sleep` frees memory.
-        engine_args: The user's own flags, by their name without leading dashes. `true` is a flag without a
-            value, `false` or null removes a flag of lorad's.
-        routes: The shape of the base's routes, where the server is to say the routes of tokens.
+    model: a Hugging Face directory.
+    device: `cpu` or `cuda:<n>`.
+    devices: how many devices all servers have, from `device` on.
+    visible: the names of this server's devices, on another machine.
+    context_length: tokens of prompt and completion.
+    max_rank: the highest rank of an adapter that will ever be loaded.
+    targets: what adapters will ever adapt: leaf names of linears, such as `q_proj`, and `experts`.
+    slots: distinct versions in one batch, the base not counted.
+    max_versions: versions loaded at once.
+    memory_fraction: the share of the device's memory for weights and cache together.
+    scaled_logprobs: whether log-probabilities are under the temperature-scaled distribution (needed when a
+        temperature is neither 0 nor 1).
+    sleep: start so that `sleep` frees memory.
+    engine_args: the user's own flags, by their name without leading dashes. `true` is a flag without a value,
+        `false` or null removes a flag of lorad's.
+    routes: the shape of the base's routes, where the server is to say the routes of tokens.
     """
 
     model: Path
@@ -60,17 +61,39 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     routes: RouteShape | None = None
 
 
-def on_gpu(settings: ServerSettings) -> dict[str, str]:
-    """Return the variables of every server on GPUs: its own ones, and attention that is not cuDNN's, see
-    `lorad/models/ops.py`.
-    """
-    return {"CUDA_VISIBLE_DEVICES": visible_devices(settings), "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+def command_line(flags: Mapping[str, Any], *, negates: bool) -> Iterator[str]:
+    """Yield the words of flags without those that are null, or false where no `--no-` negates them."""
+    for name, value in flags.items():
+        if value is None or (value is False and not negates):
+            continue
+        yield f"--no-{name}" if value is False else f"--{name}"
+        if isinstance(value, list | tuple):
+            yield from map(str, value)
+        elif isinstance(value, Mapping):
+            yield json.dumps(value)
+        elif not isinstance(value, bool):
+            yield str(value)
+
+
+def common_environment(settings: ServerSettings) -> dict[str, str]:
+    """Return the variables of every server, without cuDNN's attention (see lorad/models/ops.py)."""
+    common = {
+        "HF_HUB_OFFLINE": "1",  # a path that does not exist is asked of the hub
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": str(settings.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.device == "cpu":
+        return common
+    return common | {
+        "CUDA_VISIBLE_DEVICES": visible_devices(settings),
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+    }
 
 
 def visible_devices(settings: ServerSettings) -> str:
-    """List the devices for the server: `tp` of them from the settings' device on, counted among those this
-    process sees.
-    """
+    """List the `tp` devices of a server, from the settings' device on, as this process sees devices."""
     if settings.visible:
         return ",".join(settings.visible)
     first = int(settings.device.partition(":")[2] or 0)
@@ -80,13 +103,12 @@ def visible_devices(settings: ServerSettings) -> str:
 
 
 class Abilities(Struct, frozen=True):
-    """What a running server can do, found out by asking it.
+    """What a running server says that it can do.
 
-    version: The version of the software.
     max_tokens: its context length.
     lora: whether adapters can be loaded while it runs.
     sleep: whether it answers to sleep and wake.
-    scaled_logprobs: as in ServerSettings; None: either way, as each request needs it.
+    scaled_logprobs: as in ServerSettings; None where each request has what it needs.
     formats: whether it can follow a JSON schema.
     missing: what it lacks, each with what the lack costs.
     """
@@ -101,9 +123,11 @@ class Abilities(Struct, frozen=True):
 
 
 class SamplePiece(Struct, frozen=True):
-    """New tokens of one sample and their log-probabilities (natural log, None or NaN never); the last has
-    `finish`, and the experts of all tokens but the last one, prompt included, as one flat array, where
-    `Sampling.routes` asks for them.
+    """New tokens of one sample, each with its finite log-probability.
+
+    finish: why the sample ended, in its last piece.
+    routes: in the last piece, where `Sampling.routes` asks for them, the experts of all tokens but the last
+        one, prompt included, as one flat array.
     """
 
     tokens: list[int]
@@ -122,6 +146,14 @@ class Metrics(Struct, frozen=True):
     cache_used: float | None = None  # share of the memory for keys and values
     slots_used: int | None = None
     slots: int | None = None
+
+
+def summed(text: str) -> dict[str, float]:
+    """Return the values in Prometheus' text format by name, added up over their labels."""
+    totals: dict[str, float] = {}
+    for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
 
 
 class Dialect(ABC):
@@ -182,11 +214,12 @@ class Dialect(ABC):
         seed: int,
         sampling: Sampling,
     ) -> AsyncIterator[SamplePiece]:
-        """One sample, decided by `seed` (below 2**64). Pieces as they come with `sampling.stream`, else one
-        piece.
+        """Yield the pieces of one sample as they come with `sampling.stream`, else as one piece.
 
-        request: a name for `abort` that no other sample has. Stop tokens are part of the sample; nothing but
-        `sampling` ends it (not the model's own end token).
+        request: a name for `abort` that no other sample has.
+        seed: decides the sample, below 2**64.
+
+        Stop tokens are part of the sample. Nothing but `sampling` ends it, so not the model's own end token.
         """
 
     @abstractmethod
@@ -197,9 +230,7 @@ class Dialect(ABC):
     async def score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
     ) -> np.ndarray:
-        """Return the log-probability of each token of the completion at temperature 1, as float32; NaN where
-        the server says none.
-        """
+        """Return log-probabilities of the completion at temperature 1, float32; NaN where none is said."""
 
     async def routed_score(
         self, http: Http, request: str, version: str | None, prompt: Sequence[int], completion: Sequence[int]
@@ -214,9 +245,7 @@ class Dialect(ABC):
     async def ranked(
         self, http: Http, request: str, version: str | None, text: Sequence[int], start: int, most: int
     ) -> Ranked:
-        """Return log-probabilities of the tokens of a text from `start` on, and of the `most` most likely in
-        their places.
-        """
+        """Return log-probabilities of a text from `start` on, and of the `most` likeliest in each place."""
 
     @abstractmethod
     async def flush(self, http: Http) -> bool:

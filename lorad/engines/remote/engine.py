@@ -19,7 +19,7 @@ import numpy as np
 
 from lorad.children.host import Host
 from lorad.engines import base
-from lorad.engines.remote.call import TRIES, Call, ranked, scored, scores
+from lorad.engines.remote.call import TRIES, Call, rank_texts, score_batch, score_on_each
 from lorad.engines.remote.dialect import Dialect, Metrics, ServerSettings
 from lorad.engines.remote.fleet import Fleet
 from lorad.engines.remote.holdings import Holdings, Shapes
@@ -48,18 +48,17 @@ class _Meter:
     def __init__(self) -> None:
         self._tokens: deque[tuple[float, int]] = deque()
         self._prompts: deque[tuple[float, int, int]] = deque()  # time, prompt tokens and cached ones so far
-        self._told: list[Metrics] = []
-        self._told_at = float("-inf")
+        self._metrics: list[Metrics] = []
+        self._asked_at = float("-inf")
 
     def count(self, tokens: int) -> None:
-        """Count new tokens."""
         self._tokens.append((time.monotonic(), tokens))
         while self._tokens and self._tokens[0][0] < time.monotonic() - _RATE_SECONDS:
             self._tokens.popleft()
 
     async def health(self, fleet: Fleet, calls: Sequence[Call]) -> base.EngineHealth:
         now = time.monotonic()
-        if now - self._told_at > _FRESH_SECONDS:
+        if now - self._asked_at > _FRESH_SECONDS:
             questions = (
                 server.within(server.dialect.metrics(server.http), _ANSWER_SECONDS)
                 for server in fleet.serving
@@ -68,9 +67,9 @@ class _Meter:
             for answer in answers:
                 if isinstance(answer, BaseException) and not isinstance(answer, LoradError):
                     raise answer
-            self._told = [metrics for metrics in answers if isinstance(metrics, Metrics)]
-            self._told_at = now = time.monotonic()
-            counted = [m for m in self._told if m.prompt_tokens is not None and m.cached_tokens is not None]
+            self._metrics = [metrics for metrics in answers if isinstance(metrics, Metrics)]
+            self._asked_at = now = time.monotonic()
+            counted = [m for m in self._metrics if None not in (m.prompt_tokens, m.cached_tokens)]
             if counted:
                 total = sum(m.prompt_tokens or 0 for m in counted)
                 if self._prompts and total < self._prompts[-1][1]:
@@ -95,10 +94,10 @@ class _Meter:
             waiting=sum(call.waiting for call in calls),
             tokens_per_second=sum(count for at, count in self._tokens if at >= now - _RATE_SECONDS)
             / _RATE_SECONDS,
-            slots_used=_most([metrics.slots_used for metrics in self._told]),
-            slots=_most([metrics.slots for metrics in self._told]),
+            slots_used=_most([metrics.slots_used for metrics in self._metrics]),
+            slots=_most([metrics.slots for metrics in self._metrics]),
             prefix_hits=hits,
-            cache_used=_most([metrics.cache_used for metrics in self._told]),
+            cache_used=_most([metrics.cache_used for metrics in self._metrics]),
             detail="; ".join([f"{up} of {len(fleet.servers)} servers serve", *trouble]) if trouble else "",
         )
 
@@ -123,14 +122,14 @@ class RemoteEngine(base.Engine):
         logs: Path | None = None,
         hosts: Sequence[Host] = (),
     ) -> Self:
-        """Start (or reach) every server and wait until they serve.
+        """Start every server, or reach it, and wait until they serve.
 
         settings: see `settings_of`.
         shapes: (out, in) of every linear of the base.
         work: an existing directory, the same in each life of the pool, with what the next life has to clear
             away.
-        logs: where `engine-<n>.log` goes; None: to `work`.
-        hosts: nodes, which have all servers; none: they are on this machine.
+        logs: the directory of `engine-<n>.log`; None for `work`.
+        hosts: the nodes that have all servers; none where they are on this machine.
 
         Raises SpecError, PoolLost with the end of a server's log.
         """
@@ -177,32 +176,27 @@ class RemoteEngine(base.Engine):
         return {self.dialect.kind.name: self._fleet.abilities.version}
 
     def replace_node(self, lost: Host, host: Host) -> None:
-        """Start the servers of a node that was lost on another one; each serves once it has all versions and
-        scores them as before.
-        """
+        """Start the servers of a lost node on another; each serves once it scores as before."""
         self._fleet.replace(lost, host)
 
     def expect_nodes(self, seconds: float) -> None:
-        """Wait so long for a node in the place of the last one that was lost, before the engine is over."""
+        """Wait so many seconds for a node in the place of the last lost one, before the engine is over."""
         self._fleet.patience = seconds
 
     def on_return(self, check: Callable[[base.Scorer], Awaitable[None]]) -> None:
         self._check = check
 
     async def load(self, name: str, source: base.AdapterSource) -> base.LoadedVersion:
-        await self._some()
+        await self._serving_servers()
         return (await self._holdings.add(name, source)).describe()
 
     async def unload(self, name: str) -> None:
         await self._holdings.remove(name)
 
     async def loaded(self) -> Sequence[base.LoadedVersion]:
-        """List the versions that every serving server reports as loaded, with the digests of what it was
-        given.
-        """
         if not self._fleet.asleep:
-            await self._some()
-        return [version.describe() for version in await self._holdings.there()]
+            await self._serving_servers()
+        return [version.describe() for version in await self._holdings.reported()]
 
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling
@@ -242,27 +236,25 @@ class RemoteEngine(base.Engine):
         await self._fleet.takes_calls.wait()
         with self._versions.use(version) as loaded:
             for _ in range(TRIES):
-                server = (await self._some())[0]
+                server = (await self._serving_servers())[0]
                 try:
-                    return await ranked(server, loaded.server_name, texts, starts, most)
+                    return await rank_texts(server, loaded.server_name, texts, starts, most)
                 except ServerGone as error:
                     gone = error
-                    await server.suspected()
+                    await server.confirm_gone()
             raise EngineGone(f"a text of {version} could not be ranked: {gone}", hint=_BACK) from gone
 
     async def _scored(
         self, version: str, batch: Batch, *, everywhere: bool, shape: RouteShape | None = None
     ) -> list[base.Scored]:
-        """Score on one or all of the serving servers; when one of them dies meanwhile, on those that are
-        left.
-        """
+        """Score on one or all of the serving servers; when one dies meanwhile, on those that are left."""
         await self._fleet.takes_calls.wait()
         with self._versions.use(version) as loaded:
             for _ in range(TRIES):
-                serving = await self._some()
+                serving = await self._serving_servers()
                 try:
                     asked = serving if everywhere else serving[:1]
-                    return await scores(asked, loaded.server_name, batch, shape)
+                    return await score_on_each(asked, loaded.server_name, batch, shape)
                 except ServerGone as error:
                     gone: LoradError = error
                 except NotFinite as error:
@@ -272,7 +264,7 @@ class RemoteEngine(base.Engine):
             raise EngineGone(f"{version} could not be scored: {gone}", hint=_BACK) from gone
 
     def _may_be_a_neighbours(self, digest: str, servers: Sequence[Server]) -> bool:
-        """Return whether NaN may come from another version, whose NaN stayed in a server's memory.
+        """Return whether NaN may be what another version left in a server's memory.
 
         In a second life of the server, it is the version's own.
         """
@@ -307,7 +299,7 @@ class RemoteEngine(base.Engine):
         try:
             async with self._joining:
                 await self._fleet.wake(self._verify)
-            await self._fleet.some()
+            await self._fleet.wait_for_servers()
         finally:
             self._fleet.takes_calls.set()
         await self._holdings.clear_up()
@@ -322,7 +314,7 @@ class RemoteEngine(base.Engine):
     async def settled(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             while True:
-                await self._fleet.some()
+                await self._fleet.wait_for_servers()
                 await stack.enter_async_context(self._joining)
                 if self._fleet.serving:
                     break
@@ -340,18 +332,14 @@ class RemoteEngine(base.Engine):
         await self._fleet.close()
         await asyncio.to_thread(self._holdings.close)
 
-    async def _some(self) -> list[Server]:
-        """Return the serving servers. Raises EngineGone inside `settled`, where waiting for one to return
-        would never end.
-        """
+    async def _serving_servers(self) -> list[Server]:
+        """Return the serving servers; inside `settled`, raise EngineGone instead of waiting for one."""
         if _settled.get() and not self._fleet.serving:
             raise EngineGone("the last server that served died amid a publish", hint=_BACK)
-        return await self._fleet.some()
+        return await self._fleet.wait_for_servers()
 
     async def _restore(self, server: Server, *, first: bool) -> None:
-        """Before a server that has started is served from: it holds every version,
-        and serves them as before.
-        """
+        """Have a started server hold every version, and serve from it once it scores them as before."""
         async with self._joining:
             await self._holdings.fill(server)
             if self._fleet.asleep:  # waking compares it
@@ -362,12 +350,12 @@ class RemoteEngine(base.Engine):
             await self._holdings.fill(server, then=lambda: server.become("up"))
 
     async def _verify(self, server: Server) -> None:
-        """Raise what the pool's check raises."""
+        """Have the pool check what a server scores. Raises what the check raises."""
         if self._check is None:
             return
 
         async def scorer(version: str, batch: Batch) -> np.ndarray:
             with self._versions.use(version) as loaded:
-                return (await scored(server, loaded.server_name, batch)).logprobs
+                return (await score_batch(server, loaded.server_name, batch)).logprobs
 
         await self._check(scorer)

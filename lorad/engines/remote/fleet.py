@@ -1,6 +1,4 @@
-"""The servers of an engine: started, kept alive, put to sleep and woken together; asked one by one, each
-prompt where its keys and values are.
-"""
+"""The servers of an engine live and sleep together; each prompt goes where its keys and values are."""
 
 import asyncio
 import contextlib
@@ -18,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lorad.children.host import Host, Process, check_weights
+from lorad.children.host import Host, check_weights
 from lorad.children.process import sweep
 from lorad.engines.remote.dialect import Abilities, Dialect, ServerSettings
 from lorad.engines.remote.http import Address, ServerGone, ServerRefused, ServerSilent
@@ -76,23 +74,20 @@ class Fleet:
         self.takes_calls = asyncio.Event()  # new ones wait for it
         self._awake = asyncio.Event()  # servers may be started
         self._keepers: set[asyncio.Task[None]] = set()
-        if setup.urls:
-            self.servers = [self._server(index, at, None) for index, at in enumerate(addresses(setup))]
-        else:
-            starts = self._starts
-            self.servers = [
-                self._server(index, Address(socket=starts.socket(index)), partial(starts.child, index))
-                for index in range(setup.servers)
-            ]
-
-    def _server(
-        self, index: int, address: Address, launch: Callable[[Host | None], Process] | None
-    ) -> Server:
-        host = self._starts.host(index)
-        return Server(index, self.dialect, self.settings, address, launch, self._changed, host)
+        starts = self._starts
+        own = [Address(socket=starts.socket(index)) for index in range(setup.servers)]
+        self.servers = [
+            Server(
+                *(index, dialect, settings, address),
+                launch=None if setup.urls else partial(starts.child, index),
+                changed=self._changed,
+                host=starts.host(index),
+            )
+            for index, address in enumerate(addresses(setup) if setup.urls else own)
+        ]
 
     async def open(self, restore: _Restore) -> None:
-        """Returns when every server serves. Raises what keeps one from it."""
+        """Return when every server serves. Raises what keeps one from it."""
         self._restore = restore
         if hosts := self.hosts:
             model = self.settings.model
@@ -120,7 +115,7 @@ class Fleet:
 
     @property
     def hosts(self) -> list[Host]:
-        """The nodes of servers that may serve again."""
+        """List the nodes of servers that may serve again."""
         hosts = [server.host for server in self.servers if server.host is not None]
         return list({id(host): host for host in hosts if not host.lost.done()}.values())
 
@@ -146,7 +141,7 @@ class Fleet:
 
     @property
     def abilities(self) -> Abilities:
-        """What all servers can do; a server that has never been ready can do nothing."""
+        """Say what all servers can do; a server that has never been ready can do nothing."""
         each = [
             server.abilities or Abilities("", self.settings.context_length, False, False)
             for server in self.servers
@@ -159,11 +154,8 @@ class Fleet:
             formats=all(its.formats for its in each),
         )
 
-    async def some(self) -> list[Server]:
-        """Return the serving servers; wait while there are none.
-
-        Raises the reason when none will ever serve again.
-        """
+    async def wait_for_servers(self) -> list[Server]:
+        """Return the serving servers; wait while there are none. Raises the reason when none ever will."""
         while not self.serving:
             if self._is_closing:
                 raise PoolLost(
@@ -191,21 +183,19 @@ class Fleet:
         self._changed()
 
     async def pick(self, prompt: np.ndarray) -> Server:
-        """Return the server for a sample of `prompt`."""
-        serving = {server.index: server for server in await self.some()}
+        serving = {server.index: server for server in await self.wait_for_servers()}
         return serving[pick(prompt, [(index, server.in_flight) for index, server in serving.items()])]
 
     async def load(self, name: str, directory: Path) -> None:
-        """Load an adapter on every serving server. Raises AdapterRefused, upon which the caller unloads it
-        everywhere.
+        """Load an adapter on every serving server; one that dies meanwhile loads it when it comes back.
 
-        A server that dies meanwhile loads it when it comes back.
+        Raises AdapterRefused, upon which the caller unloads it everywhere.
         """
         servers = self.serving
         outcomes = await asyncio.gather(*(s.load(name, directory) for s in servers), return_exceptions=True)
         for place, (server, outcome) in enumerate(zip(servers, outcomes, strict=True)):
             if isinstance(outcome, ServerRefused):
-                outcomes[place] = outcome = await server.judged(outcome, None)
+                outcomes[place] = outcome = await server.judge(outcome, None)
             if isinstance(outcome, ServerGone):
                 server.lose()
             if isinstance(outcome, ServerRefused):
@@ -233,14 +223,13 @@ class Fleet:
     async def holds(self) -> list[tuple[Server, dict[str, str]]]:
         """Ask each serving server what it holds: name -> path, as it reads it.
 
-        One that has just died is left out; when this returns, it is known to be gone, so that whoever asks
-        again waits for its return.
+        A server that has just died is left out, and known to be gone when this returns.
         """
         servers = self.serving
         outcomes = await asyncio.gather(*(server.holds() for server in servers), return_exceptions=True)
         of_each = list(zip(servers, outcomes, strict=True))
         died = [server for server, said in of_each if isinstance(said, ServerGone)]
-        await asyncio.gather(*(server.suspected() for server in died))
+        await asyncio.gather(*(server.confirm_gone() for server in died))
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if wrong := [error for error in failed if not isinstance(error, ServerGone)]:
             raise wrong[0]
@@ -267,7 +256,7 @@ class Fleet:
 
     async def _wake(self, server: Server, verify: Callable[[Server], Awaitable[None]]) -> None:
         try:
-            await server.wake()
+            await server.within(self.dialect.wake(server.http))
             await verify(server)
             server.become("up")
         except Exception as error:
@@ -288,7 +277,7 @@ class Fleet:
         await self._restore(server, first=first)
 
     async def _moved(self, server: Server, host: Host) -> None:
-        """Have a server on another node from now on, once its keeper has given it up with the last one."""
+        """Have a server on another node from now on, once its keeper has given it up with the lost one."""
         while server.state != "failed":
             await self._news.wait()
         server.host = host
@@ -298,10 +287,10 @@ class Fleet:
         await self._keep(server)
 
     async def _keep(self, server: Server) -> None:
-        """Whenever the server is gone, back again; ends when it has failed for good."""
+        """Bring a server back whenever it is gone, until it has failed for good."""
         deaths: deque[float] = deque(maxlen=_DEATHS)
         while server.state != "failed":
-            how = await server.gone()
+            how = await server.wait_until_gone()
             log.error("%s is gone: %s", server, how)
             await self._again(server, deaths)
 
@@ -345,8 +334,7 @@ class Fleet:
 
 
 def pick(prompt: np.ndarray, loads: Sequence[tuple[int, int]]) -> int:
-    """Return the identity of the server that takes a sample: one that has its prompt's keys and values
-    already, unless it has too much to do.
+    """Choose the server of a sample: the one with its prompt's keys and values, unless that is too busy.
 
     Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni, Thorup and Zadimoghaddam,
     2016): equal prompts prefer the same server, a server that comes or goes moves no other prompt, and none

@@ -1,4 +1,4 @@
-"""Which versions the servers hold, and the directories that they read them from."""
+"""The versions that the servers hold, and the directories that they read them from."""
 
 import asyncio
 import secrets
@@ -30,9 +30,8 @@ Shapes = Mapping[str, tuple[int, int]]
 class _HeldRemote(Held):
     """A version that the servers hold.
 
-    Attributes:
-        server_name: The servers' name for the version; None for the base.
-        directory: Where the servers of this machine read it from; servers on nodes read copies.
+    server_name: the servers' name for the version; None for the base.
+    directory: where the servers of this machine read it from; servers on nodes read copies.
     """
 
     server_name: str | None = None
@@ -40,11 +39,7 @@ class _HeldRemote(Held):
 
 
 class Holdings:
-    """The versions that the servers hold, and the loading and unloading of them.
-
-    shapes: (out, in) of every linear of the base.
-    changing: held while servers load or unload.
-    """
+    """Loads and unloads the versions of servers; `shapes` are (out, in) of every linear of the base."""
 
     def __init__(
         self, fleet: Fleet, settings: ServerSettings, shapes: Shapes, transport: ServerTransport
@@ -102,9 +97,7 @@ class Holdings:
         return version
 
     async def remove(self, name: str) -> None:
-        """Remove a version once nothing uses it; once begun, this ends even when the caller is cancelled.
-        Raises NotFound.
-        """
+        """Remove a version once nothing uses it, though the caller may be cancelled. Raises NotFound."""
         version = await self.versions.remove(name)
 
         async def finish() -> None:
@@ -117,7 +110,7 @@ class Holdings:
         await asyncio.shield(asyncio.create_task(finish()))
 
     async def fill(self, server: Server, then: Callable[[], None] = lambda: None) -> None:
-        """Have a server hold what there is and nothing else; `then` comes before that can change again."""
+        """Have a server hold all versions and nothing else, and call `then` before that can change again."""
         async with self.changing:
             versions = {str(version.server_name): version for version in self.versions.table.values()}
             for name in set(server.names) - set(versions):
@@ -133,8 +126,8 @@ class Holdings:
                     await server.load(name, version.directory)
             then()
 
-    async def there(self) -> list[_HeldRemote]:
-        """Return the versions that every serving server reports as loaded from where it was given them.
+    async def reported(self) -> list[_HeldRemote]:
+        """Return the versions that every serving server reports as loaded from the directory that it got.
 
         Raises EngineGone when none answered.
         """
@@ -155,7 +148,7 @@ class Holdings:
         ]
 
     async def clear_up(self) -> None:
-        """Unload what was let go while the servers slept."""
+        """Unload the versions that were removed while the servers slept."""
         async with self.changing:
             discarded = self._left
             self._left = []
@@ -167,7 +160,6 @@ class Holdings:
         self.versions.table.clear()
 
     def _received(self, source: AdapterSource) -> Adapter:
-        """Convert an adapter to the form that the servers read."""
         adapter = receive(source, self._shapes, self._settings.max_rank)
         refuse_adapter(self._setup, adapter.config)
         kind = self._fleet.dialect.kind
@@ -185,9 +177,7 @@ class Holdings:
         return form
 
     async def _discard(self, version: _HeldRemote) -> None:
-        """Unload a version everywhere, then remove its directory: a server that still reads it must not miss
-        it.
-        """
+        """Unload a version everywhere, and then remove its directory, which a server may still read."""
         if version.directory is not None:
             await self._fleet.unload(str(version.server_name))
             await self._copies.remove(version.directory)

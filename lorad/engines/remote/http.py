@@ -1,6 +1,4 @@
-"""HTTP to one server, over its Unix socket or a URL, with errors that say whether it is worth
-trying again.
-"""
+"""HTTP to one server, over its Unix socket or a URL; its errors say whether to try again."""
 
 import asyncio
 import contextlib
@@ -27,11 +25,7 @@ class ServerSilent(LoradError):
 
 
 class ServerRefused(LoradError):
-    """The server answered with an error.
-
-    status: HTTP status code.
-    text: body of the answer.
-    """
+    """The server answered with an error: `code` is its HTTP status, and `text` the body of the answer."""
 
     def __init__(self, message: str, *, status: int, text: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -40,10 +34,9 @@ class ServerRefused(LoradError):
 
 
 class NotFinite(LoradError):
-    """The server answered without a finite log-probability for every token: its memory cannot be trusted any
-    more.
+    """The server answered without a finite log-probability for every token.
 
-    Memory for keys and values that held NaN is given to other requests (seen with vLLM).
+    Its memory cannot be trusted any more: keys and values that held NaN are given to other requests (vLLM).
     """
 
     def __init__(self, message: str) -> None:
@@ -53,9 +46,9 @@ class NotFinite(LoradError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a server listens: a Unix socket, or a URL (http://host:port). Keys: "" without one.
+    """The address of a server: a Unix socket, or a URL (http://host:port), and its keys, "" for none.
 
-    admin_key: for routes that change the server, where it distinguishes two kinds; "": `key` is for all.
+    admin_key: for routes that change the server, where it has a second key; "" where `key` is for all.
     """
 
     socket: Path | None = None
@@ -68,7 +61,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Http:
-    """One server's. Make it inside the event loop that uses it; `close` it."""
+    """Asks one server. Make it inside the event loop that uses it, and `close` it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -97,29 +90,26 @@ class Http:
     async def close(self) -> None:
         await self._session.close()
 
-    async def get(self, path: str, *, timeout: float | None = None, admin: bool = False) -> Any:
+    async def get(self, path: str, *, timeout: float | None = None) -> Any:
         """Return the JSON (else the text) of a 2xx reply."""
-        return await self._ask("GET", path, None, timeout, admin)
+        return await self._ask("GET", path, None, timeout, admin=False)
 
     async def post(
         self, path: str, body: Any = None, *, timeout: float | None = None, admin: bool = False
     ) -> Any:
-        """Return the JSON (else the text) of a 2xx reply."""
-        return await self._ask("POST", path, body, timeout, admin)
+        return await self._ask("POST", path, body, timeout, admin=admin)
 
     async def status(self, path: str, *, timeout: float | None = None) -> int:
         """Return the HTTP status of a GET, whatever it is."""
-        async with self._sent("GET", path, None, timeout, False) as reply:
+        async with self._sent("GET", path, None, timeout) as reply:
             return reply.status
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yield the JSON of each server-sent event until `[DONE]` or the end of the stream; of a body without
-        `stream`, that of the only answer.
-        """
+        """Yield the JSON of each server-sent event until `[DONE]`, or, without `stream`, of the answer."""
         if not body.get("stream"):
             yield await self.post(path, body)
             return
-        async with self._sent("POST", path, body, None, False) as reply:
+        async with self._sent("POST", path, body, None) as reply:
             await _check(reply, path)
             async for line in reply.content:
                 if not line.startswith(b"data:"):
@@ -129,8 +119,8 @@ class Http:
                     return
                 yield msgspec.json.decode(data)
 
-    async def _ask(self, method: str, path: str, body: Any, timeout: float | None, admin: bool) -> Any:
-        async with self._sent(method, path, body, timeout, admin) as reply:
+    async def _ask(self, method: str, path: str, body: Any, timeout: float | None, *, admin: bool) -> Any:
+        async with self._sent(method, path, body, timeout, admin=admin) as reply:
             await _check(reply, path)
             data = await reply.read()
         try:
@@ -140,7 +130,7 @@ class Http:
 
     @contextlib.asynccontextmanager
     async def _sent(
-        self, method: str, path: str, body: Any, timeout: float | None, admin: bool
+        self, method: str, path: str, body: Any, timeout: float | None, *, admin: bool = False
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         key = (self.address.admin_key if admin else "") or self.address.key
         headers = {"Authorization": f"Bearer {key}"} if key else {}

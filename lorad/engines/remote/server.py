@@ -31,9 +31,7 @@ ANSWER_SECONDS = 20.0
 LOAD_SECONDS = 120.0
 _SUSPECT_SECONDS = 10.0  # for the end of a process to be noticed, with all that it leaves behind
 _QUIET_SECONDS = 30.0  # for a server to notice that its last request is over
-
 _LOG_LINES = 400
-
 T = TypeVar("T")
 _State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 
@@ -41,10 +39,9 @@ _State = Literal["starting", "up", "asleep", "down", "failed", "closed"]
 class Server:
     """One server of a fleet.
 
-    Args:
-        launch: Makes the process of its next life; None for a server that the user runs.
-        changed: Called when `state` has changed.
-        host: The node that the server is on; None for this machine.
+    launch: makes the process of its next life; None for a server that the user runs.
+    changed: called when `state` has changed.
+    host: the node that the server is on; None for this machine.
     """
 
     def __init__(
@@ -86,10 +83,7 @@ class Server:
         self._changed()
 
     async def start(self) -> None:
-        """Start the server, and wait until it takes requests.
-
-        Raises PoolLost with the end of its log when it ends or does not come up in time.
-        """
+        """Start the server, and wait until it takes requests. Raises PoolLost with the end of its log."""
         self.names = {}
         self.heard = time.monotonic()
         self.life += 1
@@ -115,7 +109,7 @@ class Server:
         self.abilities = await self.dialect.abilities(self.http)
         log.info("%s: ready after %.1f s", self, time.monotonic() - started)
 
-    async def gone(self) -> str:
+    async def wait_until_gone(self) -> str:
         """Wait until the server died, hangs or is out of reach; returns what happened."""
         lost = asyncio.create_task(self._lost.wait())
         hangs = asyncio.create_task(self._hangs())
@@ -136,7 +130,7 @@ class Server:
     async def load(self, name: str, directory: Path) -> None:
         """Load an adapter from a directory of this machine, one load after the other.
 
-        Raises ServerRefused, ServerGone, or ServerSilent: then it may still come to be.
+        Raises ServerRefused, ServerGone, or ServerSilent, after which it may still be loaded.
         """
         async with self._loads:
             await self.within(self.dialect.load(self.http, name, self.reads(directory)))
@@ -150,10 +144,7 @@ class Server:
                 await self.within(self.dialect.unload(self.http, name))
 
     async def forget(self, name: str, patience: float = 600.0) -> None:
-        """Unload what a load that came too late may have left.
-
-        A load in its queue may end long after its call.
-        """
+        """Unload what a load that was given up may load yet: it may end long after its call."""
         end = time.monotonic() + patience
         while time.monotonic() < end and self.state in ("up", "asleep"):
             with contextlib.suppress(ServerGone, ServerSilent, ServerRefused):
@@ -163,13 +154,10 @@ class Server:
             await asyncio.sleep(1.0)
 
     async def holds(self) -> dict[str, str]:
-        """Return the path of every adapter that the server says it holds, by name."""
         return await self.within(self.dialect.loaded(self.http), ANSWER_SECONDS)
 
-    async def judged(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
-        """Decide what a refusal means: ServerGone when the worker process is dead or the server was restarted
-        by somebody.
-        """
+    async def judge(self, refused: ServerRefused, name: str | None) -> ServerRefused | ServerGone:
+        """Decide what a refusal means: ServerGone where the worker is dead, or another than before."""
         try:
             dead = refused.code >= 500 and not await self.within(
                 self.dialect.is_alive(self.http), ANSWER_SECONDS
@@ -195,9 +183,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait while too many requests are under way, then enter one. Raises ServerGone when the server does
-        not serve.
-        """
+        """Wait while too many requests are under way, then enter one. Raises ServerGone unless it serves."""
         with self.working():
             async with self._turns:
                 if self.state != "up":
@@ -205,21 +191,19 @@ class Server:
                 yield
 
     def lose(self) -> None:
-        """Give the server up: it is unusable, and `gone` returns."""
+        """Give the server up: it is unusable, and `wait_until_gone` returns."""
         self._lost.set()
 
-    async def suspected(self) -> None:
-        """A connection broke. Returns when it is known to be gone, or after a while in which it is not."""
+    async def confirm_gone(self) -> None:
+        """Return when a server whose connection broke is known to be gone, or else after a while."""
         if self._launch is None and self.state == "up":
             self._lost.set()
         end = time.monotonic() + _SUSPECT_SECONDS
-        while self.state == "up" and time.monotonic() < end:  # noqa: ASYNC110 (of its process, or of `gone`)
+        while self.state == "up" and time.monotonic() < end:  # noqa: ASYNC110 (of its process, or of `wait_until_gone`)
             await asyncio.sleep(0.02)
 
-    async def quiet(self) -> None:
-        """Wait until the server empties its prefix cache, which it does when idle: some servers die of a
-        sleep before that.
-        """
+    async def wait_until_quiet(self) -> None:
+        """Wait until the idle server empties its prefix cache: some servers die of a sleep before that."""
         end = time.monotonic() + _QUIET_SECONDS
         while time.monotonic() < end:
             if await self.within(self.dialect.flush(self.http), ANSWER_SECONDS):
@@ -228,16 +212,12 @@ class Server:
         raise PoolLost(f"{self} still works on requests that nobody made through lorad", hint="Is it shared?")
 
     async def sleep(self) -> None:
-        await self.quiet()
+        await self.wait_until_quiet()
         await self.within(self.dialect.sleep(self.http))
         self.become("asleep")
 
-    async def wake(self) -> None:
-        """Wake the server, which is not `up` yet: the caller checks it first."""
-        await self.within(self.dialect.wake(self.http))
-
     async def close(self) -> None:
-        """A process of lorad's ends; of a server of the user's, what was loaded goes."""
+        """End a process of lorad's, and unload from a server of the user's what was loaded."""
         if self._launch is None and self.state in ("up", "asleep"):
             with contextlib.suppress(LoradError, TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
@@ -248,7 +228,6 @@ class Server:
         await self.end()
 
     async def end(self) -> None:
-        """End the server's process, if lorad started one."""
         if self.process is not None:
             await self.process.stop()
 
@@ -265,7 +244,7 @@ class Server:
         """Wait until the server hangs; returns a description.
 
         Only complete silence counts: a long prompt or a paused server is slow, not dead. A server without
-        work, or asleep, says nothing by itself: it is asked as often.
+            work, or asleep, says nothing by itself: it is asked as often.
         """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -281,10 +260,7 @@ class Server:
             return f"it has said nothing for {silent:.0f} s and does not answer"
 
     async def _emptied(self) -> str:
-        """Wait until a server of the user's has lost what it held; returns a description.
-
-        One that was started again answers as before, and holds nothing.
-        """
+        """Wait until a server of the user's has lost its adapters, as by a restart; returns a description."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self.state != "up":
@@ -298,7 +274,7 @@ class Server:
                 pass  # it is slow, and `_hangs` says when it is dead
 
     def broken(self, why: str) -> PoolLost:
-        tail = self.process.tail(_LOG_LINES) if self.process is not None else ""
+        tail = self.process.output.tail(_LOG_LINES) if self.process is not None else ""
         name = self.dialect.kind.name
         hint = f"`lorad doctor --engine {name}` tries it alone and says what to install or change."
         if flags := self.settings.engine_args:

@@ -1,4 +1,4 @@
-"""Turn what the daemon asks for into what a server is started with, and where it listens."""
+"""Make the settings and the addresses of servers from the setup of a pool."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def settings_of(
     sleep: bool,
     devices: int = 1,
 ) -> ServerSettings:
-    """Make the settings of the first server; see `of_server` for the others."""
+    """Make the settings of the first server; see `local_settings` for the others."""
     most_on_a_device = -(-setup.servers // max(1, devices // setup.tp))
     # fewer than MAX_VERSIONS may be loaded at once where they are large
     facts = read_facts(model)
@@ -62,8 +62,8 @@ def settings_of(
     )
 
 
-def of_server(settings: ServerSettings, index: int) -> ServerSettings:
-    """Each server has the next `tp` devices, beginning with the first again where there are no more."""
+def local_settings(settings: ServerSettings, index: int) -> ServerSettings:
+    """Return a server's settings: it has the next `tp` devices, from the first again where they end."""
     kind, _, first = settings.device.partition(":")
     if not first:
         return settings
@@ -71,11 +71,8 @@ def of_server(settings: ServerSettings, index: int) -> ServerSettings:
     return replace(settings, device=f"{kind}:{int(first) + place}")
 
 
-def on_node(settings: ServerSettings, index: int, node: str, devices: Sequence[str]) -> ServerSettings:
-    """Return the settings of a server on a node that gave `devices`; `index` counts the node's servers.
-
-    Raises SpecError when they are fewer than a server needs.
-    """
+def node_settings(settings: ServerSettings, index: int, node: str, devices: Sequence[str]) -> ServerSettings:
+    """Return the settings of a node's server `index`. Raises SpecError for fewer devices than it needs."""
     if settings.device == "cpu":
         return settings
     if len(devices) < settings.tp:
@@ -89,23 +86,17 @@ def on_node(settings: ServerSettings, index: int, node: str, devices: Sequence[s
 
 
 def addresses(setup: ServerSetup) -> list[Address]:
-    """List the addresses of servers that the user runs.
-
-    Raises SpecError for a key file that cannot be read.
-    """
-    key = _read_key(setup.key_file, "key_file") if setup.key_file else ""
-    admin = _read_key(setup.admin_key_file, "admin_key_file") if setup.admin_key_file else ""
+    """List the addresses of servers that the user runs. Raises SpecError for an unreadable key file."""
+    keys = []
+    for name, file in (("key_file", setup.key_file), ("admin_key_file", setup.admin_key_file)):
+        try:
+            keys.append(read_key(file) if file else "")
+        except SpecError as error:
+            raise SpecError(error.problem, key=f"rollout.{name}", hint=error.hint) from None
+    key, admin = keys
     return [
         Address(socket=Path(url.removeprefix(UNIX)), key=key, admin_key=admin)
         if url.startswith(UNIX)
         else Address(url=url, key=key, admin_key=admin)
         for url in setup.urls
     ]
-
-
-def _read_key(path: str, name: str) -> str:
-    """Return the key of a file that a setting names. Raises SpecError."""
-    try:
-        return read_key(path)
-    except SpecError as error:
-        raise SpecError(error.problem, key=f"rollout.{name}", hint=error.hint) from None

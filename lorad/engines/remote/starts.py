@@ -11,10 +11,11 @@ from lorad.box.paths import private_directory
 from lorad.children.host import Host, Process
 from lorad.children.process import Child
 from lorad.engines.remote.dialect import Dialect, ServerSettings
-from lorad.engines.remote.settings import of_server, on_node
+from lorad.engines.remote.settings import local_settings, node_settings
 from lorad.protocol.pool_setup import ServerSetup
 
 _PACKAGE = Path(lorad.__file__).parent
+_SOCKET = "server.sock"
 
 
 class Directories(NamedTuple):
@@ -25,7 +26,7 @@ class Directories(NamedTuple):
 
 
 class Starts:
-    """Starts servers. All methods are about the server of an index; `RemoteEngine.open` describes `hosts`."""
+    """Starts the servers of lorad's own, each by its index; `RemoteEngine.open` describes `hosts`."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Starts:
         settings: ServerSettings,
         setup: ServerSetup,
         places: Directories,
-        hosts: Sequence[Host] = (),
+        hosts: Sequence[Host],
     ) -> None:
         self._dialect = dialect
         self._settings = settings
@@ -43,55 +44,49 @@ class Starts:
         self.private = private_directory(places.work)
 
     def host(self, index: int) -> Host | None:
-        """Return its node at first: each has the same number of servers, or one more."""
+        """Return the first node of a server: each node has the same number of servers, or one more."""
         return self._hosts[self._node_of(index)] if self._hosts else None
 
     def socket(self, index: int) -> Path:
-        """Return where it is reached: itself, or the near end of its tunnel."""
+        """Return the server's socket, or the near end of its tunnel."""
         return self.private / f"{index}.sock"
 
     def record(self, index: int) -> Path:
-        return self._records / f"engine-{index}.json"
+        return self._records / f"{_name(index)}.json"
 
     def child(self, index: int, host: Host | None) -> Process:
-        """Make the process of its next life; on a node, its directory is new for each."""
+        """Make the process of a server's next life; on a node, its directory is new for each life."""
+        name = _name(index)
+        log = self._logs / f"{name}.log"
         if host is None:
             socket = self.socket(index)
             temporary = self.private / f"tmp{index}"
             socket.unlink(missing_ok=True)  # of a life that was killed: it would be in use for ever
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(mode=0o700)
-            settings = of_server(self._settings, index)
-            argv = self._dialect.command(self._setup.python, settings, socket)
-            environment = self._environment(settings, temporary)
-            return Child(argv, environment, self._log(index), self.record(index), self.private)
-        place = host.directory / _name(index)
-        first = next(other for other in range(index + 1) if self._node_of(other) == self._node_of(index))
-        settings = on_node(self._settings, index - first, host.name, host.devices)
-        argv = self._dialect.command(self._setup.python, settings, place / _SOCKET)
+            settings = local_settings(self._settings, index)
+        else:
+            socket = host.directory / name / _SOCKET
+            temporary = host.directory / name / "tmp"
+            first = next(other for other in range(index + 1) if self._node_of(other) == self._node_of(index))
+            settings = node_settings(self._settings, index - first, host.name, host.devices)
+        argv = self._dialect.command(self._setup.python, settings, socket)
+        environment = {**self._dialect.environment(settings), "TMPDIR": str(temporary), **self._setup.env}
+        if host is None:
+            return Child(argv, environment, log, self.record(index), self.private)
         for number, path in enumerate(map(Path, argv)):
             if path.suffix == ".py" and path.is_relative_to(_PACKAGE):  # a program of lorad's own
                 argv[number] = str(host.directory / "python" / "lorad" / path.relative_to(_PACKAGE))
-        environment = self._environment(settings, place / "tmp")
-        return host.child(_name(index), argv, environment, log=self._log(index), files={})
+        return host.child(name, argv, environment, log=log, files={})
 
     def tunnel(self, index: int, host: Host) -> AbstractAsyncContextManager[None]:
-        """Lead to its socket on a node, also when it has started again."""
+        """Lead to a server's socket on a node, also when it has started again."""
         return host.outward(f"{_name(index)}/{_SOCKET}", self.socket(index))
-
-    def _environment(self, settings: ServerSettings, temporary: Path) -> dict[str, str]:
-        return {**self._dialect.environment(settings), "TMPDIR": str(temporary), **self._setup.env}
-
-    def _log(self, index: int) -> Path:
-        return self._logs / f"engine-{index}.log"
 
     def _node_of(self, index: int) -> int:
         return index * len(self._hosts) // self._setup.servers
 
 
-_SOCKET = "server.sock"
-
-
 def _name(index: int) -> str:
-    """Name its directory on a node."""
+    """Name a server's directory on a node, and its files."""
     return f"engine-{index}"

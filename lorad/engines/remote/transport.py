@@ -1,5 +1,4 @@
-"""The directories that servers read adapters from: one for each load, written once, removed when nobody can
-ask again.
+"""The directories that servers read adapters from: one for each load, written once.
 
 They lie in memory (/dev/shm) where there is room: an adapter is written and read without touching a disk, and
 nothing here has to survive, since the version's own files do.
@@ -23,7 +22,7 @@ LEAST_FREE = 256 << 20  # bytes that the memory file system must have left for a
 class ServerTransport:
     """Writes adapters for servers, as PEFT directories that name `base` as their base. All methods block.
 
-    called: what the server's target_modules call linears, by leaf name, see `write_peft`.
+    called: the names that the server's target_modules have for linears, by leaf name, see `write_peft`.
     """
 
     def __init__(self, work: Path, base: str, called: Mapping[str, str] | None = None) -> None:
@@ -40,45 +39,30 @@ class ServerTransport:
         self.root.mkdir(mode=0o700, parents=True)
 
     def put(self, name: str, adapter: Adapter) -> Path:
-        """Write an adapter under a name that was never used; the directory appears whole.
-
-        Raises StorageError.
-        """
-        try:
-            return self._written(self.root, name, adapter)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or self._disk == self.root:
-                raise _not_written(self.root / name, error) from error
-        try:
-            self._disk.mkdir(mode=0o700, exist_ok=True)
-            return self._written(self._disk, name, adapter)
-        except OSError as error:
-            raise _not_written(self._disk / name, error) from error
-
-    def _written(self, root: Path, name: str, adapter: Adapter) -> Path:
-        final = root / name
-        temporary = root / f".tmp-{name}"
-        try:
-            temporary.mkdir(mode=0o700)
-            write_peft(adapter, temporary, self._base, self._called)
-            temporary.rename(final)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        return final
+        """Write an adapter under a new name; the directory appears whole. Raises StorageError."""
+        root = self.root
+        while True:
+            temporary = root / f".tmp-{name}"
+            try:
+                root.mkdir(mode=0o700, exist_ok=True)
+                temporary.mkdir(mode=0o700)
+                write_peft(adapter, temporary, self._base, self._called)
+                return temporary.rename(root / name)
+            except OSError as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                if error.errno != errno.ENOSPC or root == self._disk:
+                    raise StorageError(
+                        f"{root / name} could not be written: {error.strerror or error}",
+                        hint="Versions travel to the engine through this directory: free some space there, "
+                        "then resume.",
+                    ) from error
+            root = self._disk
 
     @staticmethod
     def remove(directory: Path) -> None:
-        """Make servers that are asked to load it from now on fail, rather than load the adapter."""
+        """Remove a directory, so that servers that are still asked to load it fail."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
         for root in (self.root, self._disk):
             shutil.rmtree(root, ignore_errors=True)
-
-
-def _not_written(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} could not be written: {error.strerror or error}",
-        hint="Versions travel to the engine through this directory: free some space there, then resume.",
-    )

@@ -12,18 +12,18 @@ import numpy as np
 from lorad.engines.remote.dialect import (
     ANSWER_SECONDS,
     Abilities,
-    Dialect,
     Metrics,
     SamplePiece,
     ServerSettings,
+    summed,
 )
 from lorad.engines.remote.engine import RemoteEngine
 from lorad.engines.remote.http import Http, ServerGone, ServerRefused, ServerSilent
-from lorad.engines.sglang import command, replies
+from lorad.engines.sglang import replies
+from lorad.engines.sglang.command import CONTEXT_MARGIN, SglangCommand
 from lorad.engines.sglang.launch import NOWHERE
 from lorad.errors import LoradError
 from lorad.protocol.batch import Finish, Ranked, Sampling
-from lorad.servers.sglang import KIND
 
 _ABORT_EVERY = 0.1  # seconds
 _ABORT_TRIES = 20
@@ -31,20 +31,14 @@ _GREEDY_TOP_P = 1e-9  # leaves the most likely token alone
 _MAX_STOP_STRINGS = 32
 
 
-class SglangDialect(Dialect):
-    kind = KIND
-    reserved = command.RESERVED
+class SglangDialect(SglangCommand):
     ready_route = "/ready"  # not /health: it samples a token, which a paused server never does
 
     def __init__(self) -> None:
-        self._running: dict[str, str] = {}  # request -> SGLang's name of what is in flight for it
+        # request -> SGLang's id of what is in flight for it, which is always new: SGLang aborts every request
+        # whose id begins with the one to abort, and that id once more two seconds after the end of a stream
+        self._running: dict[str, str] = {}
         self._aborted: set[str] = set()
-
-    def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
-        return command.command(python, settings, socket)
-
-    def environment(self, settings: ServerSettings) -> dict[str, str]:
-        return command.environment(settings)
 
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
         if len(sampling.stop) > _MAX_STOP_STRINGS:
@@ -72,7 +66,7 @@ class SglangDialect(Dialect):
         context = next(card["max_model_len"] for card in models["data"] if not card.get("parent"))
         return Abilities(
             version=str(info["version"]),
-            max_tokens=int(context) - command.CONTEXT_MARGIN,
+            max_tokens=int(context) - CONTEXT_MARGIN,
             lora=bool(info.get("enable_lora")) and info.get("dp_size", 1) == 1,
             sleep=True,
             formats=info.get("grammar_backend") not in (None, "none"),
@@ -81,9 +75,8 @@ class SglangDialect(Dialect):
 
     async def load(self, http: Http, name: str, directory: Path) -> None:
         with _own_words():
-            await http.post(
-                "/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}, admin=True
-            )
+            body = {"lora_name": name, "lora_path": str(directory)}
+            await http.post("/load_lora_adapter", body, admin=True)
 
     async def unload(self, http: Http, name: str) -> None:
         with _own_words():
@@ -103,7 +96,7 @@ class SglangDialect(Dialect):
         finish: Finish | None = None
         try:
             while finish is None:
-                self._running[request] = _rid()
+                self._running[request] = uuid.uuid4().hex
                 body = {
                     "rid": self._running[request],
                     "input_ids": tokens,
@@ -121,9 +114,8 @@ class SglangDialect(Dialect):
                             finish = "abort" if request in self._aborted else None
                             finish = "length" if len(tokens) >= end else finish
                         if piece.tokens or finish:
-                            yield SamplePiece(
-                                piece.tokens, piece.logprobs, finish, piece.routes if finish else None
-                            )
+                            routes = piece.routes if finish else None
+                            yield SamplePiece(piece.tokens, piece.logprobs, finish, routes)
         finally:
             self._running.pop(request, None)
             self._aborted.discard(request)
@@ -182,7 +174,7 @@ class SglangDialect(Dialect):
             text = await http.get("/metrics", timeout=ANSWER_SECONDS)
         except ServerRefused:
             return Metrics()
-        values = replies.summed(str(text))
+        values = summed(str(text))
 
         def count(name: str) -> int | None:
             return int(values[f"sglang:{name}"]) if f"sglang:{name}" in values else None
@@ -199,21 +191,12 @@ class SglangDialect(Dialect):
         )
 
 
-def _rid() -> str:
-    """Make an id for one HTTP request; no id is a prefix of another.
-
-    SGLang aborts every request whose id begins with the one to abort; and two seconds after the end of a
-    stream it aborts that id once more, even when another request has it by then.
-    """
-    return uuid.uuid4().hex
-
-
 async def _read(
     http: Http, version: str | None, text: Sequence[int], start: int, **more: int
 ) -> replies.ServerReply:
     """Have a text read with the log-probabilities of its tokens from `start` on."""
     body = {
-        "rid": _rid(),
+        "rid": uuid.uuid4().hex,
         "input_ids": list(text),
         "lora_path": version,
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -234,7 +217,7 @@ def _own_words() -> Iterator[None]:
 
 
 def _parameters(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str, Any]:
-    """All of them are said, so that no default of the server or of the model comes in."""
+    """Return all parameters, so that no default of the server or of the model comes in."""
     top_k = sampling.top_k or -1
     top_p = sampling.top_p
     if top_k == 1 and sampling.temperature != 0:

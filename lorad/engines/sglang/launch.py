@@ -8,18 +8,15 @@ name:
 
 - uvicorn serves on SOCKET, mode 0600, and on no TCP port. Flags that choose another server are refused.
 - `sampling_seed` of a request counts without --enable-deterministic-inference. SGLang's schedulers are
-    spawned and
-  import this file again as `__mp_main__`: what is at module level holds there too.
+  spawned and import this file again as `__mp_main__`: what is at module level holds there too.
 - Qwen3-MoE has its embeddings for a head where config.json says so; SGLang makes a head of zeros.
 - On a CPU, experts with adapters are computed by `plain_experts.py`: SGLang's own kernel is Triton's, made
-    for GPUs alone, and the first request would end the server.
+  for GPUs alone, and the first request would end the server.
 - On a CPU, routes that are recorded lie in plain memory, not in memory that CUDA knows.
 - On GPUs the share of memory that lorad grants is of the whole device, and SGLang's own of what is free when
-    it starts: the one is made into the other.
-- Several GPUs are named by their numbers: SGLang's all-reduce between them knows no UUIDs, and would be left
-    out.
-- Beside its memory saver, torch's allocator has no `expandable_segments`, with which the saver refuses to
-    start.
+  it starts: the one is made into the other.
+- Several GPUs are named by their numbers: SGLang's all-reduce between them would be left out with UUIDs.
+- Beside its memory saver, which would refuse to start, torch's allocator has no `expandable_segments`.
 - The call of itself after its start goes to SOCKET, not to a port that a stranger may hold.
 
 Temporary files, among them the sockets between SGLang's processes (which unpickle what they are sent), lie in
@@ -41,15 +38,8 @@ from typing import Any, NoReturn
 # SGLang wants a port, though nothing listens there: one that no ordinary user can take.
 NOWHERE = ["--host", "127.0.0.1", "--port", "1"]
 _OTHER_SERVERS = (
-    "enable_http2",
-    "enable_ssl_refresh",
-    "ssl_certfile",
-    "smg_grpc_mode",
-    "grpc_mode",
-    "grpc_port",
-    "sidecar",
-    "encoder_only",
-    "use_ray",
+    *("enable_http2", "enable_ssl_refresh", "ssl_certfile", "smg_grpc_mode", "grpc_mode", "grpc_port"),
+    *("sidecar", "encoder_only", "use_ray"),
 )
 _OTHER_SERVERS_BY_ENVIRONMENT = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
 _PLAIN_EXPERTS = Path(__file__).resolve().parents[1] / "plain_experts.py"
@@ -71,21 +61,16 @@ def _lacking(place: str) -> NoReturn:
 
 
 def seed_of(request: Any) -> int:
-    """Return the request's own seed, else one that differs between requests and is the same on every rank of
-    a tensor-parallel group.
-    """
+    """Return the request's own seed, else one of its id, which every tensor-parallel rank has alike."""
     seed = request.sampling_params.sampling_seed
     if seed is not None:
         return int(seed)
-    return int.from_bytes(
-        hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest(), "little", signed=True
-    )
+    digest = hashlib.blake2b(str(request.rid).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _mend_cpu_experts() -> None:
-    """Replace the forward pass of experts with adapters, and let the routes of tokens lie in plain memory, as
-    SGLang would register it with CUDA.
-    """
+    """Compute experts with adapters in plain torch, and keep routes out of memory that CUDA registers."""
     import torch
     from sglang.srt.lora.layers import FusedMoEWithLoRA
 
@@ -119,10 +104,7 @@ def _mend_cpu_experts() -> None:
 
 
 def _adapters_of(info: Any) -> tuple[Any, Any]:
-    """Return what computes the adapters' share of gate and up, and of down.
-
-    SGLang holds gate's A above up's, and B likewise.
-    """
+    """Return what computes the adapters' share of gate and up, which lie in one tensor, and of down."""
     import torch
 
     rank = info.max_lora_rank
@@ -172,7 +154,7 @@ def _mend() -> None:
 
 
 def check_arguments(server: Any) -> None:
-    """Refuse what would listen elsewhere, or sample without seeds. server: SGLang's parsed ServerArgs."""
+    """Refuse parsed ServerArgs by which SGLang would listen elsewhere, or sample without seeds."""
     for name in _OTHER_SERVERS:
         if getattr(server, name, None):
             _refuse(
@@ -192,10 +174,7 @@ def check_arguments(server: Any) -> None:
 
 
 def _serve_on(path: Path) -> None:
-    """Make uvicorn listen on `path`.
-
-    It keeps the mode of a file that is there already, and would else take 0666.
-    """
+    """Make uvicorn listen on `path`, whose mode it keeps: a file of its own would get 0666."""
     try:
         from sglang.srt.entrypoints.http_server import uvicorn
     except ImportError:
@@ -259,9 +238,9 @@ def _number(device: str) -> str:
 
 
 def share_of_free(share: float, devices: list[str]) -> float:
-    """Return what a share of the whole of each device is of what is free there now: the least of them.
+    """Return the least share of its free memory that `share` of the whole of a device is.
 
-    devices: indices or UUIDs. NVML is asked: CUDA would take memory for a process that computes nothing.
+    NVML is asked by index or UUID: CUDA would take memory for a process that computes nothing.
     """
     import pynvml
 

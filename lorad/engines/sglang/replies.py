@@ -1,4 +1,4 @@
-"""What an SGLang server answers, checked."""
+"""Read and check the answers of an SGLang server."""
 
 import base64
 import math
@@ -23,7 +23,7 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """What SGLang says about a sample; `completion_tokens` counts the whole sample so far, not the reply."""
+    """SGLang's words about a sample, all of whose tokens so far `completion_tokens` counts."""
 
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -44,7 +44,7 @@ class _SglangFailure(msgspec.Struct, frozen=True):
 
 
 def parsed(data: Any) -> ServerReply:
-    """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
+    """Check a reply. Raises ServerRefused for an error amid a stream, LoradError for another shape."""
     if isinstance(data, Mapping) and "error" in data:
         failure = msgspec.convert(data["error"], _SglangFailure)
         text = _first_words(failure.message)
@@ -56,7 +56,7 @@ def parsed(data: Any) -> ServerReply:
 
 
 def news(reply: ServerReply, seen: int) -> tuple[list[int], list[float]]:
-    """Tokens after the first `seen` of a sample and their log-probabilities.
+    """Return the tokens after the first `seen` of a sample, and their log-probabilities.
 
     A reply of a stream holds what is new since the last one, or all so far, as the server was started. Raises
     NotFinite when a log-probability is missing, of another token, or no number.
@@ -98,7 +98,7 @@ def ranked(reply: ServerReply, completion: Sequence[int], most: int) -> Ranked:
 
 
 def routes(reply: ServerReply) -> np.ndarray | None:
-    """Flat: the experts of each token but the last, layer by layer. None where it says none."""
+    """Return the experts of each token but the last, layer by layer, as a flat array, if it says them."""
     said = reply.meta_info.routed_experts
     if said is None:
         return None
@@ -109,9 +109,7 @@ def routes(reply: ServerReply) -> np.ndarray | None:
 
 
 def refusal(error: ServerRefused) -> ServerRefused:
-    """Return the same error without what SGLang adds about others: it lists every adapter that it holds or
-    held.
-    """
+    """Return the error without SGLang's list of every adapter that it holds or held."""
     match = re.search(r'"(?:error_)?message"\s*:\s*"((?:[^"\\]|\\.)*)', error.text)
     text = _first_words(match.group(1).replace("\\n", "\n").replace('\\"', '"') if match else error.text)
     route = error.message.partition(" ")[0]
@@ -122,11 +120,3 @@ def refusal(error: ServerRefused) -> ServerRefused:
 
 def _first_words(message: str) -> str:
     return re.split(r"\n|All loaded adapters|Loaded LoRAs", message)[0].strip()[:500]
-
-
-def summed(text: str) -> dict[str, float]:
-    """Return the values in Prometheus' text format by name, added up over their labels."""
-    totals: dict[str, float] = {}
-    for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
-        totals[name] = totals.get(name, 0.0) + float(value)
-    return totals

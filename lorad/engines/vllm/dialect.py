@@ -12,18 +12,17 @@ import numpy as np
 from lorad.engines.remote.dialect import (
     ANSWER_SECONDS,
     Abilities,
-    Dialect,
     Metrics,
     SamplePiece,
     ServerSettings,
 )
 from lorad.engines.remote.engine import RemoteEngine
-from lorad.engines.remote.http import Http, ServerGone, ServerRefused
-from lorad.engines.vllm import command, replies
+from lorad.engines.remote.http import Http, NotFinite, ServerGone, ServerRefused
+from lorad.engines.vllm import replies
+from lorad.engines.vllm.command import BASE_NAME, CONTEXT_MARGIN, VllmCommand
 from lorad.engines.vllm.memory import AdapterNumbers
 from lorad.engines.vllm.replies import Events
 from lorad.protocol.batch import Ranked, Sampling
-from lorad.servers.vllm import KIND
 
 _SAMPLE = "/v1/completions"
 _ABORT_ROUTES = ("/abort_requests", "/inference/v1/abort_requests")
@@ -33,21 +32,13 @@ _INFO_SECONDS = 60.0  # /server_info looks at the whole machine the first time
 _LEAST_TEMPERATURE = 0.01  # vLLM raises what is below it
 
 
-class VllmDialect(Dialect):
-    kind = KIND
-    reserved = command.RESERVED
+class VllmDialect(VllmCommand):
     ready_route = "/health"  # says 503 when the engine behind it died
 
     def __init__(self) -> None:
         self._running: dict[str, Events] = {}
         self._memory = AdapterNumbers()
         self._bases: dict[str, str] = {}  # what each server calls its base, by address
-
-    def command(self, python: str, settings: ServerSettings, socket: Path) -> list[str]:
-        return command.command(python, settings, socket)
-
-    def environment(self, settings: ServerSettings) -> dict[str, str]:
-        return command.environment(settings)
 
     def check(self, sampling: Sampling, settings: ServerSettings) -> str:
         temperature = sampling.temperature
@@ -89,7 +80,7 @@ class VllmDialect(Dialect):
         model = info.get("model_config", {})
         return Abilities(
             version=str(version["version"]),
-            max_tokens=int(base["max_model_len"]) - command.CONTEXT_MARGIN,
+            max_tokens=int(base["max_model_len"]) - CONTEXT_MARGIN,
             lora=lora,
             sleep=bool(info),
             formats=True,
@@ -151,7 +142,9 @@ class VllmDialect(Dialect):
                         if piece.finish:
                             return
             except ServerRefused as error:
-                raise (replies.not_finite() if replies.NOT_FINITE in error.text else error) from None
+                if replies.NOT_FINITE in error.text:
+                    raise NotFinite(replies.NO_LOGPROBS) from None
+                raise
             finally:
                 del self._running[request]
         if not events.aborted:
@@ -173,7 +166,7 @@ class VllmDialect(Dialect):
 
     def _body(self, http: Http, request: str, version: str | None, prompt: Sequence[int]) -> dict[str, Any]:
         return {
-            "model": self._bases.get(str(http.address), command.BASE_NAME) if version is None else version,
+            "model": self._bases.get(str(http.address), BASE_NAME) if version is None else version,
             "request_id": request,
             "prompt": list(prompt),
             "add_special_tokens": False,
@@ -223,9 +216,7 @@ class VllmDialect(Dialect):
 
 
 def _is_greedy(sampling: Sampling) -> bool:
-    """Return whether sampling is greedy: nothing is drawn, and vLLM gives the log-probability at temperature
-    1.
-    """
+    """Return whether nothing is drawn and vLLM gives log-probabilities at temperature 1."""
     return sampling.temperature == 0 or (sampling.temperature == 1 and sampling.top_k == 1)
 
 
@@ -238,7 +229,7 @@ def _own_words(*private: object) -> Iterator[None]:
 
 
 async def _tell_to_abort(http: Http, requests: list[str]) -> bool:
-    """False when the server has no route for it."""
+    """Return False when the server has no route for it."""
     body = {"request_ids": [f"cmpl-{request}-0" for request in requests]}
     for route in _ABORT_ROUTES:
         with contextlib.suppress(ServerRefused):

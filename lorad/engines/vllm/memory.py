@@ -1,6 +1,4 @@
-"""Adapters in the memory of a server: vLLM forgets the name of one that is unloaded,
-and keeps its weights.
-"""
+"""Adapters in the memory of a server: vLLM forgets the name of an unloaded one, and keeps its weights."""
 
 import contextlib
 
@@ -11,9 +9,7 @@ _ANSWER_SECONDS = 60.0  # the engine answers between two steps
 
 
 class AdapterNumbers:
-    """Maps adapters to the numbers that the server gives their weights: after a load, the new number is the
-    adapter's.
-    """
+    """Maps adapters to the numbers that the server gives their weights: a load adds one number."""
 
     def __init__(self) -> None:
         self._held: dict[str, set[int]] = {}
@@ -24,9 +20,7 @@ class AdapterNumbers:
         self._held[str(http.address)] = await self._numbers_of(http)
 
     async def loaded(self, http: Http, name: str) -> None:
-        """Find the number of an adapter that was just loaded; called after each load, one at a time for each
-        server.
-        """
+        """Find the number of an adapter right after its load; a server has one load at a time."""
         address = str(http.address)
         before = self._held.get(address, set())
         now = await self._numbers_of(http)
@@ -36,9 +30,7 @@ class AdapterNumbers:
             self._numbers[address, name] = new.pop()
 
     async def forget(self, http: Http, name: str) -> None:
-        """Remove the adapter's weights from the server; does nothing when their number is unknown or the
-        order unsupported.
-        """
+        """Remove the adapter's weights from the server, where their number is known and it can."""
         number = self._numbers.pop((str(http.address), name), None)
         if number is not None:
             with contextlib.suppress(ServerRefused):

@@ -1,7 +1,8 @@
-"""What a vLLM server answers, checked."""
+"""Read and check the answers of a vLLM server."""
 
 import asyncio
 import contextlib
+import heapq
 import json
 import math
 import re
@@ -11,19 +12,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lorad.engines.remote.dialect import Metrics, SamplePiece
+from lorad.engines.remote.dialect import Metrics, SamplePiece, summed
 from lorad.engines.remote.http import Http, NotFinite, ServerRefused
 from lorad.errors import LoradError
-from lorad.protocol.batch import Finish, Ranked
+from lorad.protocol.batch import FINISHES, Finish, Ranked
 
 NOT_FINITE = "Out of range float"  # of JSON: what vLLM answers where a log-probability is NaN or infinite
+NO_LOGPROBS = "vLLM sampled without a finite log-probability for every token"
 _LEAST = -9999.0  # what vLLM says for minus infinity
-_FINISHES: dict[str | None, Finish | None] = {
-    None: None,
-    "stop": "stop",
-    "length": "length",
-    "abort": "abort",
-}
+_FINISHES: dict[str | None, Finish | None] = dict(zip(FINISHES, FINISHES, strict=True))
 _TEXT_LIMIT = 500
 
 
@@ -36,7 +33,7 @@ class _PromptLogprob(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    """What vLLM says about a sample; in a stream, `token_ids` has only the tokens that are new."""
+    """The words of vLLM about a sample; in a stream, `token_ids` has only the tokens that are new."""
 
     token_ids: list[int] | None = None
     logprobs: _LogprobsReply | None = None
@@ -54,7 +51,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def choice(data: Any, route: str) -> _Choice:
-    """Raises ServerRefused for an error in the midst of a stream, LoradError for a reply of another shape."""
+    """Check a reply. Raises ServerRefused for an error amid a stream, LoradError for another shape."""
     try:
         if isinstance(data, Mapping) and data.get("error"):
             failure = msgspec.convert(data["error"], _Failure)
@@ -69,7 +66,7 @@ def piece(reply: _Choice) -> SamplePiece:
     said = reply.logprobs.token_logprobs if reply.logprobs else []
     logprobs = [value for value in said if value is not None and math.isfinite(value) and value > _LEAST]
     if len(said) != len(tokens) or len(logprobs) != len(tokens):
-        raise not_finite()
+        raise NotFinite(NO_LOGPROBS)
     if reply.finish_reason not in _FINISHES:
         raise LoradError(f"vLLM ended a sample for a reason that lorad does not know: {reply.finish_reason}")
     return SamplePiece(tokens, logprobs, _FINISHES[reply.finish_reason])
@@ -91,9 +88,7 @@ def ranked(reply: _Choice, completion: Sequence[int], most: int) -> Ranked:
     """Return what is said of the last tokens of the prompt."""
     said = (reply.prompt_logprobs or [])[-len(completion) :] if completion else []
     rows = [
-        sorted(((entry.logprob or 0.0, int(token)) for token, entry in (place or {}).items()), reverse=True)[
-            :most
-        ]
+        heapq.nlargest(most, ((entry.logprob or 0.0, int(token)) for token, entry in (place or {}).items()))
         for place in said
     ]
     if len(rows) != len(completion) or any(len(row) != most for row in rows):
@@ -105,14 +100,8 @@ def ranked(reply: _Choice, completion: Sequence[int], most: int) -> Ranked:
     )
 
 
-def not_finite() -> NotFinite:
-    return NotFinite("vLLM sampled without a finite log-probability for every token")
-
-
 def refusal(error: ServerRefused, *private: object) -> ServerRefused:
-    """Return the same error in few words, without the other names that vLLM lists. private: what is cut out,
-    as paths.
-    """
+    """Return the error in few words, without the other names that vLLM lists and without `private` ones."""
     route = error.message.partition(" ")[0]
     match = re.search(r'"(?:message|detail)"\s*:\s*("(?:[^"\\]|\\.)*")', error.text)
     return refused(
@@ -130,20 +119,15 @@ def refused(route: str, code: int, message: str, *private: object) -> ServerRefu
 
 def metrics(text: str) -> Metrics:
     """Read metrics from Prometheus' text format."""
-    lines = re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
-    sums: dict[str, float] = {}
-    adapters: list[tuple[float, str]] = []
-    for name, labels, value in lines:
-        sums[name] = sums.get(name, 0.0) + float(value)
-        if name == "lora_requests_info":
-            adapters.append((float(value), labels))
+    sums = summed(text)
 
     def count(name: str) -> int | None:
-        return int(sums[name]) if name in sums else None
+        return int(sums[f"vllm:{name}"]) if f"vllm:{name}" in sums else None
 
     used = slots = None
-    if adapters:
-        _, labels = max(adapters)  # the newest line: its value is the time it was set
+    if adapters := re.findall(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", text, re.MULTILINE):
+        # the newest line: its value is the time it was set
+        labels, _ = max(adapters, key=lambda line: float(line[1]))
         fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         used = len([name for name in fields.get("running_lora_adapters", "").split(",") if name])
         slots = int(fields["max_lora"]) if fields.get("max_lora", "").isdigit() else None
@@ -152,14 +136,14 @@ def metrics(text: str) -> Metrics:
         waiting=count("num_requests_waiting"),
         prompt_tokens=count("prompt_tokens_total"),
         cached_tokens=count("prefix_cache_hits_total"),
-        cache_used=sums.get("kv_cache_usage_perc"),
+        cache_used=sums.get("vllm:kv_cache_usage_perc"),
         slots_used=used,
         slots=slots,
     )
 
 
 class Events:
-    """The events of one request. Use it as an async context manager: the connection is closed at its end.
+    """The events of one request, as an async context manager: at its end the connection is closed.
 
     vLLM ends a sample whose connection is closed.
     """
@@ -178,7 +162,7 @@ class Events:
         await asyncio.wait([self._reader])
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Raises what the request raised, unless it was cut off."""
+        """Yield the events. Raises what the request raised, unless it was cut off."""
         while (event := await self._queue.get()) is not None:
             yield event
         if self._error is not None:
@@ -186,15 +170,15 @@ class Events:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the server has said its last word."""
+        """Return whether the server has sent its last event."""
         return self._reader.done()
 
     async def over(self, seconds: float) -> None:
-        """Wait for that, but not longer."""
+        """Wait for the last event, at most so many seconds."""
         await asyncio.wait([self._reader], timeout=seconds)
 
     def cut(self) -> None:
-        """Close the connection; what has come is still there."""
+        """Close the connection; events that came can still be read."""
         self._reader.cancel()
 
     async def _read(self, stream: AsyncGenerator[Any, None]) -> None:

@@ -16,30 +16,19 @@ from lorad.box.config import GatewaySettings
 from lorad.box.keys import gateway_key
 from lorad.box.paths import Home
 from lorad.errors import LoradError, PoolLost
+from lorad.gateway import params
 from lorad.gateway.access import GatewayAccess
 from lorad.gateway.errors import from_lorad, refused
 from lorad.gateway.guard import EVENT_STREAM, HEALTH, VERSION, answer, arrived, event, guard, health
 from lorad.gateway.limits import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, MOST_REQUESTS, RequestLimits
 from lorad.gateway.models import add_models
-from lorad.gateway.own.bases import Base, Bases, Peers
-from lorad.gateway.own.generation import Asked, Generation, Generator, gathered
+from lorad.gateway.own.bases import Base
+from lorad.gateway.own.generation import Generation, Generator, RequestFacts, gathered
 from lorad.gateway.own.port import open_port
 from lorad.gateway.own.prompts import of_chat, of_completion, of_tokenize
 from lorad.gateway.own.resolve import Resolver
 from lorad.gateway.own.shapes import AnswerForm, ChatShape, CompletionShape
 from lorad.gateway.own.watchdog import watched
-from lorad.gateway.params import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_TOKENIZE,
-    ChatWish,
-    CompletionWish,
-    DetokenizeWish,
-    TokenizeWish,
-    Wish,
-    read,
-    read_plain,
-)
 from lorad.gateway.traffic import Counted, Traffic, reporting
 from lorad.http.serve import Listener, SocketFile, send, serve
 from lorad.protocol import served, traffic
@@ -50,17 +39,14 @@ _EVENTS = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"}
 
 
 @dataclass
-class Gateway:
+class Gateway(Generator):
     """The state that all requests share.
 
     Attributes:
         has_front: The front has looked the name up already, and names its version.
     """
 
-    resolver: Resolver
-    access: GatewayAccess
-    bases: Bases = field(default_factory=Bases)
-    peers: Peers = field(default_factory=Peers)
+    access: GatewayAccess = field(kw_only=True)
     limits: RequestLimits = field(default_factory=RequestLimits)
     traffic: Traffic = field(default_factory=Traffic)
     has_front: bool = False
@@ -74,7 +60,7 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
     """Serve the gateway of a home that belongs to one user."""
     port = open_port(home) if settings.port == "auto" else settings.port
     access = GatewayAccess(settings.tokens, key=gateway_key(home) if port else None)
-    gateway = Gateway(Resolver(home, home.gateway / served.FILE), access)
+    gateway = Gateway(Resolver(home, home.gateway / served.FILE), access=access)
     listeners = [SocketFile(home.gateway_socket), port]
     async with _serving(gateway, home.gateway / traffic.FILE, listeners, CONNECTIONS):
         yield gateway
@@ -84,9 +70,8 @@ async def answering(home: Home, settings: GatewaySettings) -> AsyncIterator[Gate
 async def answering_as_owner(home: Home, uid: int) -> AsyncIterator[Gateway]:
     """Serve the gateway of this process's user, behind the front of a shared home; it ends when it hangs."""
     resolver = Resolver(home, home.gateway_of(uid) / served.FILE)
-    gateway = Gateway(
-        resolver, GatewayAccess(None), limits=RequestLimits(MOST_REQUESTS, MOST_REQUESTS), has_front=True
-    )
+    limits = RequestLimits(of_one=MOST_REQUESTS)
+    gateway = Gateway(resolver, access=GatewayAccess(None), limits=limits, has_front=True)
     socket = home.gateway_socket_of(uid)
     report = socket.with_name(traffic.FILE)
     async with watched(), _serving(gateway, report, [SocketFile(socket)], BEHIND_FRONT):
@@ -119,14 +104,14 @@ async def _serving(
 class _RequestKind(NamedTuple):
     """A kind of request for text: how it is read, what its prompts are, and how its answer looks."""
 
-    wish: type[Wish]
+    wish: type[params.Wish]
     neutral: Mapping[str, tuple[Any, ...]]
     tokenize: Callable[[Any, Base], list[list[int]]]
     shape: Callable[[Any, Generation], AnswerForm]
 
 
-_COMPLETION = _RequestKind(CompletionWish, NEUTRAL_COMPLETION, of_completion, CompletionShape)
-_CHAT = _RequestKind(ChatWish, NEUTRAL_CHAT, of_chat, ChatShape)
+_COMPLETION = _RequestKind(params.CompletionWish, params.NEUTRAL_COMPLETION, of_completion, CompletionShape)
+_CHAT = _RequestKind(params.ChatWish, params.NEUTRAL_CHAT, of_chat, ChatShape)
 
 
 async def _generate(gateway: Gateway, kind: _RequestKind, request: web.Request) -> web.StreamResponse:
@@ -135,15 +120,14 @@ async def _generate(gateway: Gateway, kind: _RequestKind, request: web.Request) 
     A name that is in the table is counted whatever comes of the request, others when they are found.
     """
     body = await arrived(request)
-    wish = read(body, kind.wish, kind.neutral)
+    wish = params.read(body, kind.wish, kind.neutral)
     version = gateway.version_named_by_front(request)
-    asked = Asked(partial(kind.tokenize, wish), wish.wants_logprobs, len(body), version)
+    asked = RequestFacts(partial(kind.tokenize, wish), len(body), version)
     with Counted(gateway.traffic, streams=wish.stream) as counted:
         names = gateway.resolver.table.names()
         if wish.model in names.aliases or wish.model in names.versions:
             counted.serves(wish.model)
-        generator = Generator(gateway.resolver, gateway.bases, gateway.peers)
-        generation = await generator.open(wish, asked, counted)
+        generation = await gateway.open(wish, asked, counted)
         shape = kind.shape(wish, generation)
         headers = {VERSION: generation.served.name}
         async with contextlib.aclosing(generation.items):
@@ -160,7 +144,7 @@ async def _generate(gateway: Gateway, kind: _RequestKind, request: web.Request) 
 
 
 async def _tokenize(gateway: Gateway, request: web.Request) -> web.Response:
-    wish = read_plain(await arrived(request), TokenizeWish, NEUTRAL_TOKENIZE)
+    wish = params.read_plain(await arrived(request), params.TokenizeWish, params.NEUTRAL_TOKENIZE)
     served = await gateway.resolver.find(gateway.version_named_by_front(request) or wish.model)
     if served.socket is None:
         raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
@@ -174,7 +158,7 @@ async def _tokenize(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def _detokenize(gateway: Gateway, request: web.Request) -> web.Response:
-    wish = read_plain(await arrived(request), DetokenizeWish, {})
+    wish = params.read_plain(await arrived(request), params.DetokenizeWish, {})
     served = await gateway.resolver.find(gateway.version_named_by_front(request) or wish.model)
     base = await gateway.bases.get(served.model_path)
     if any(token >= base.vocab for token in wish.tokens):

@@ -1,10 +1,13 @@
 """What the gateway needs to use a base model: its tokenizer, its limits, and the connections to pools."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from lorad.errors import PoolLost
 from lorad.models.facts import read_facts
 from lorad.protocol.aio import AsyncConnection
 from lorad.protocol.calls import Nothing
@@ -28,12 +31,8 @@ class Base:
         self.eos_ids = self.tokenizer.eos_ids  # a chat template is asked for its own: not on the loop
         self.vocab = facts.vocab
         self.max_positions = facts.max_positions
-
-        @lru_cache(maxsize=1 << 16)
-        def token_text(token: int) -> str:
-            return self.tokenizer.decode([token], skip_special=False)
-
-        self.token_text = token_text
+        decode = self.tokenizer.decode
+        self.token_text = lru_cache(1 << 16)(lambda token: decode([token], skip_special=False))
 
 
 class Bases:
@@ -55,6 +54,15 @@ class AnsweringPool:
 
     connection: AsyncConnection
     info: PoolInfo
+
+
+async def next_item(items: AsyncGenerator[Any, None], seconds: float) -> Any:
+    """Return a pool's next item. Raises PoolLost when the pool says nothing for so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(items)
+    except TimeoutError:
+        raise PoolLost(f"the pool said nothing for {seconds:.0f} s", hint="Ask again.") from None
 
 
 class Peers:

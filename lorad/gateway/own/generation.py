@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lorad.errors import EngineGone, NotFound, PoolLost
 from lorad.gateway.errors import refused
 from lorad.gateway.limits import POOL_SECONDS
-from lorad.gateway.own.bases import Base, Bases, Peers
+from lorad.gateway.own.bases import Base, Bases, Peers, next_item
 from lorad.gateway.own.prompts import new_tokens, prompts
 from lorad.gateway.own.ranking import Piece, Ranking, Token, after_sampling
 from lorad.gateway.own.resolve import Resolver
@@ -56,7 +56,7 @@ class _Completion:
             offset = self.length + len(text)
             described.append(Token(token, self.base.token_text(token), float(chunk.logprobs[place]), offset))
             if place < len(spoken):
-                text += self.cutter.add(self.detokenizer.add([token]))
+                text += self.cutter.add(self.detokenizer.add(token))
         if chunk.finish is not None:
             text += self.cutter.add(self.detokenizer.rest())
             text += self.cutter.rest()
@@ -112,14 +112,14 @@ class Generation:
                     self.completions[int(chunk.prompt) * self.per_prompt + chunk.index].take(chunk)
                     for chunk in item.split(self.prompts)
                 ]
-                self.counted.said(sum(len(piece.tokens) for piece in pieces))
+                self.counted.count_tokens(sum(len(piece.tokens) for piece in pieces))
                 if streams and self.ranking.ranks:
                     pieces = await after_sampling(self.ranking, pieces)
                 yield pieces
-                item = await _following(self.items)
+                item = await next_item(self.items, POOL_SECONDS)
 
 
-class Asked(NamedTuple):
+class RequestFacts(NamedTuple):
     """Facts about a request that its wish does not have.
 
     Attributes:
@@ -128,7 +128,6 @@ class Asked(NamedTuple):
     """
 
     tokenize: _Tokenize
-    logprobs: bool
     size: int
     version: str | None = None
 
@@ -138,10 +137,10 @@ class Generator:
     """Opens generations."""
 
     resolver: Resolver
-    bases: Bases
-    peers: Peers
+    bases: Bases = field(default_factory=Bases)
+    peers: Peers = field(default_factory=Peers)
 
-    async def open(self, wish: Wish, asked: Asked, counted: Counted) -> Generation:
+    async def open(self, wish: Wish, asked: RequestFacts, counted: Counted) -> Generation:
         """Start a generation and return once the pool has sent its first item.
 
         If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError,
@@ -157,7 +156,7 @@ class Generator:
             served = await self.resolver.find_another(version, served)
         return await self._begin(served, wish, asked, counted)
 
-    async def _begin(self, served: Served, wish: Wish, asked: Asked, counted: Counted) -> Generation:
+    async def _begin(self, served: Served, wish: Wish, asked: RequestFacts, counted: Counted) -> Generation:
         counted.serves(wish.model, served.name)
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
@@ -191,40 +190,31 @@ class Generator:
             stop_token_ids=base.eos_ids,
             stop=wish.stops,
             stream=wish.stream,
-            logprobs=asked.logprobs,
+            logprobs=wish.wants_logprobs,
             schema=wish.schema,
         )
         alias = wish.model if wish.model != served.name else ""
         items = peer.connection.stream("serve", Generate(served.name, seeded, sampling, alias))
         first = ready = None
         if most:
-            first = await _following(items)
+            first = await next_item(items, POOL_SECONDS)
         else:  # the pool is not asked
             ready = await ranking.completed([Piece(part.index, "", [], "length") for part in completions])
         return Generation(served, base, ranking, seeded, completions, first, items, counted, wish.n, ready)
-
-
-async def _following(items: AsyncGenerator[Any, None]) -> Any:
-    """Return the pool's next item. Raises PoolLost when the pool says nothing for too long."""
-    try:
-        async with asyncio.timeout(POOL_SECONDS):
-            return await anext(items)
-    except TimeoutError:
-        raise PoolLost(f"the pool said nothing for {POOL_SECONDS:.0f} s", hint="Ask again.") from None
 
 
 async def gathered(generation: Generation) -> Sequence[Piece]:
     """Return each completion as one piece, in order, with everything that was asked for."""
     if generation.ready is not None:
         return generation.ready
-    texts: list[list[str]] = [[] for _ in generation.completions]
-    tokens: list[list[Token]] = [[] for _ in generation.completions]
-    finishes: list[str | None] = [None for _ in generation.completions]
+    parts: list[list[Piece]] = [[] for _ in generation.completions]
     async with aclosing(generation.pieces(streams=False)) as all_pieces:
         async for pieces in all_pieces:
             for piece in pieces:
-                texts[piece.index].append(piece.text)
-                tokens[piece.index] += piece.tokens
-                finishes[piece.index] = piece.finish or finishes[piece.index]
-    whole = [Piece(index, "".join(text), tokens[index], finishes[index]) for index, text in enumerate(texts)]
+                parts[piece.index].append(piece)
+    whole = []
+    for index, own in enumerate(parts):
+        finish = next((piece.finish for piece in reversed(own) if piece.finish), None)
+        tokens = [token for piece in own for token in piece.tokens]
+        whole.append(Piece(index, "".join(piece.text for piece in own), tokens, finish))
     return await after_sampling(generation.ranking, whole)

@@ -108,7 +108,7 @@ class Ranking:
         text = ""
         for number in self._prompt(piece.index).tolist():
             tokens.append(Token(number, self._base.token_text(number), None, len(text)))
-            text += detokenizer.add([number])
+            text += detokenizer.add(number)
         text += detokenizer.rest()
         prompt = self._wish.prompt if isinstance(self._wish, CompletionWish) else None
         if isinstance(prompt, list) and isinstance(prompt[0], str):

@@ -1,5 +1,6 @@
 """Writes generations as OpenAI does: text_completion, chat.completion, and the chunks of both."""
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -9,8 +10,8 @@ from typing import Any
 from lorad.gateway.own.generation import Generation
 from lorad.gateway.own.ranking import Piece, Token
 from lorad.gateway.own.text import BROKEN
-from lorad.gateway.own.tool_calls import CallReader
 from lorad.gateway.params import ChatWish, Wish
+from lorad.rl.tools.parsing import Splitter
 
 _Json = dict[str, Any]  # parts of OpenAI's answers, which only a client reads
 
@@ -46,9 +47,7 @@ class AnswerForm(ABC):
         }
 
     def chunks(self, piece: Piece) -> list[_Json]:
-        """Return the chunks of a piece in a stream: two if the end needs its own, none if there is nothing to
-        send.
-        """
+        """Return the chunks of a piece in a stream: none, one, or two if the end needs its own."""
         choices = self.stream_choices(piece)
         self._begun.add(piece.index)
         usage = {"usage": None} if self._wish.wants_usage else {}
@@ -118,7 +117,8 @@ class ChatShape(AnswerForm):
     def __init__(self, wish: ChatWish, generation: Generation) -> None:
         super().__init__(wish, generation)
         form = generation.base.tokenizer.call_form if wish.offered() else None
-        self._readers = [CallReader(wish, form) for _ in range(wish.n)] if form else None
+        self._splitters = [Splitter(form, wish.offered()) for _ in range(wish.n)] if form else None
+        self._most_calls = None if wish.parallel_tool_calls else 1
 
     def whole(self, pieces: Sequence[Piece]) -> _Json:
         prompt = {"prompt_token_ids": self._generation.prompt_of(0)} if self._wish.return_token_ids else {}
@@ -132,7 +132,7 @@ class ChatShape(AnswerForm):
         return chunks
 
     def whole_choice(self, piece: Piece) -> _Json:
-        text, calls, finish = self._said(piece)
+        text, calls, finish = self._split(piece)
         message: _Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text if text.strip() else None, "tool_calls": calls}
@@ -142,7 +142,7 @@ class ChatShape(AnswerForm):
 
     def stream_choices(self, piece: Piece) -> list[_Json]:
         """Return the role first, the reason for the end last."""
-        text, calls, finish = self._said(piece)
+        text, calls, finish = self._split(piece)
         logprobs = None
         if self._wish.wants_logprobs and piece.tokens:
             logprobs = self._logprobs_of(piece.tokens)
@@ -163,16 +163,29 @@ class ChatShape(AnswerForm):
             for delta, logprobs, finish in deltas
         ]
 
-    def _said(self, piece: Piece) -> tuple[str, list[_Json], str | None]:
-        """Return (text to send, calls, reason for the end) of a piece."""
-        if self._readers is None:
+    def _split(self, piece: Piece) -> tuple[str, list[_Json], str | None]:
+        """Return (text to send, calls, reason for the end) of a piece.
+
+        A call that cannot be read stays text, as in vLLM.
+        """
+        if self._splitters is None:
             return piece.text, [], piece.finish
-        reader = self._readers[piece.index]
-        text = reader.add(piece.text)
+        splitter = self._splitters[piece.index]
+        text = splitter.add(piece.text)
         if piece.finish is None:
             return text, [], None
-        rest, calls = reader.rest()
-        return text + rest, calls, "tool_calls" if calls and piece.finish == "stop" else piece.finish
+        said = splitter.rest()
+        text += said.text + "".join(call.written for call in said.calls if call.arguments is None)
+        calls = [
+            {
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for call in said.calls
+            if call.arguments is not None
+        ][: self._most_calls]
+        return text, calls, "tool_calls" if calls and piece.finish == "stop" else piece.finish
 
     def _logprobs_of(self, tokens: Sequence[Token]) -> _Json:
         content = [

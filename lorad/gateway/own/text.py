@@ -22,13 +22,10 @@ class Detokenizer:
         self._context: list[int] = []  # returned already
         self._pending: list[int] = []
 
-    def add(self, tokens: Sequence[int]) -> str:
-        """Return the text that is complete now; "" while a character is incomplete."""
-        texts = []
-        for token in tokens:
-            self._pending.append(token)
-            texts.append(self._decode(is_last=False))
-        return "".join(texts)
+    def add(self, token: int) -> str:
+        """Return the text that is complete with a token; "" while a character is incomplete."""
+        self._pending.append(token)
+        return self._decode(is_last=False)
 
     def rest(self) -> str:
         """Return the text that is left when there are no more tokens."""
@@ -50,26 +47,26 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
-        self._held = ""
+        self._unsent = ""
         self.is_cut = False
 
     def add(self, text: str) -> str:
         """Return the text that can be sent now."""
         if self.is_cut:
             return ""
-        self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        self._unsent += text
+        places = [place for stop in self._stops if (place := self._unsent.find(stop)) >= 0]
         if places:
             self.is_cut = True
             return self.rest()[: min(places)]
         beginnings = [stop[:size] for stop in self._stops for size in range(1, len(stop))]
-        keep = max((len(part) for part in beginnings if self._held.endswith(part)), default=0)
-        sent = self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
+        keep = max((len(part) for part in beginnings if self._unsent.endswith(part)), default=0)
+        sent = self._unsent[: len(self._unsent) - keep]
+        self._unsent = self._unsent[len(self._unsent) - keep :]
         return sent
 
     def rest(self) -> str:
         """Return what is held back, as no more text comes."""
-        sent = self._held
-        self._held = ""
+        sent = self._unsent
+        self._unsent = ""
         return sent

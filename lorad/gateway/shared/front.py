@@ -70,7 +70,7 @@ async def _forward(
     owner = await routes.find(model, access.owner(request), access.viewer(request))
     wake = partial(routes.ask, owner.version)
     headers = {"Content-Type": "application/json", VERSION: owner.version}
-    answering = owners.asked(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
+    answering = owners.ask(owner.owner_uid, wake, "POST", request.path, data=body, headers=headers)
     async with answering as answer:
         if answer.content_type != EVENT_STREAM:
             return await pass_on(request, answer, _PASSED_ON, content_type="application/json")

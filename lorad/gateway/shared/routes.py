@@ -10,7 +10,7 @@ from lorad.box.paths import Home
 from lorad.errors import DaemonUnreachable, NotFound
 from lorad.gateway.errors import no_such_model
 from lorad.gateway.table import GatewayTable
-from lorad.http.client import DaemonClient, Remembered
+from lorad.http.client import AnswerCache, DaemonClient
 from lorad.protocol.served import FILE
 from lorad.records.requests import OwnerRequest
 from lorad.records.versions import ServingOwner
@@ -22,7 +22,7 @@ class GatewayRoutes:
     def __init__(self, home: Home) -> None:
         self.table = GatewayTable(home.gateway / FILE)
         self._daemon = DaemonClient(home.socket)
-        self._others: Remembered[ServingOwner] = Remembered()  # versions that are in no table
+        self._others: AnswerCache[ServingOwner] = AnswerCache()  # versions that are in no table
 
     async def find(self, model: str, asker: str, sees: Callable[[int | None], bool]) -> ServingOwner:
         """Find a model that the client may see.

@@ -1,6 +1,6 @@
-"""Writes to MLflow: one MLflow run for each segment, so that steps that a rewind took back stay apart.
+"""Writes to MLflow: an MLflow run for each segment, so that steps that a rewind took back stay apart.
 
-The same metric, value, time and step twice is one row: a batch may be sent again.
+A batch may be sent again: the same metric, value, time and step is one row.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lorad.box.private import read_key
-from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings
+from lorad.loggers.logger import LoggedRun, Logger, Point, Segment, Settings, flattened
 
 _BATCH = 1000  # metrics that the server takes at once
 _PARAMS = 100  # parameters of a run, at most
@@ -81,8 +81,9 @@ class MLflow(Logger):
                 }
                 run = client.create_run(experiment, run_name=name, tags=tags)
                 # the spec as MLflow's parameters, as many and as long as it takes
-                params = [Param(key, str(value)[:_PARAM_TEXT]) for key, value in _flat("", self.run.spec)]
-                client.log_batch(run.info.run_id, params=params[:_PARAMS])
+                settings = [pair for pair in flattened("", self.run.spec, ".") if pair[1] is not None]
+                params = [Param(key, str(value)[:_PARAM_TEXT]) for key, value in settings[:_PARAMS]]
+                client.log_batch(run.info.run_id, params=params)
             self._id = run.info.run_id
             client.update_run(self._id, status="RUNNING")
             for number, other in runs.items():
@@ -127,10 +128,3 @@ class MLflow(Logger):
             finally:
                 for name in variables:
                     os.environ.pop(name, None)
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    """List dotted keys of the spec with their values; null values are left out."""
-    if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
-    return [] if value is None else [(name, value)]

@@ -1,7 +1,7 @@
 """Writes for TensorBoard: a directory for each run, in which every life and segment has its own event file.
 
-A file begins with `SessionLog.START` at the first step to come: readers then drop this step and later ones of
-earlier files. The thread that asks writes events, without a queue.
+A file begins with `SessionLog.START` at the first step to come, by which readers drop this step and later
+ones of earlier files. Events are written by the caller's thread, without a queue.
 """
 
 import contextlib
@@ -43,18 +43,14 @@ class TensorBoard(Logger):
         super().__init__(run, settings)
         self._file: BinaryIO | None = None
         self._writer: Any = None
-
-    @property
-    def samples(self) -> int:
-        return int(self.settings.samples)
+        self.samples = int(settings.samples)
 
     def begin(self, segment: Segment, after: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        root = (
-            Path(self.settings.dir).expanduser() if self.settings.dir else self.run.directory / "tensorboard"
-        )
+        chosen = self.settings.dir
+        root = Path(chosen).expanduser() if chosen else self.run.directory / "tensorboard"
         whose = {"run": self.run.name, "born": self.run.born}
         for number in range(1000):  # the directory of an earlier run of the same name is left alone
             directory = root / (self.run.name if number == 0 else f"{self.run.name}~{number}")

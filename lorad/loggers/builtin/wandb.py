@@ -1,7 +1,7 @@
-"""Writes to Weights & Biases: one W&B run for each segment, all of a run in one group; our step is theirs.
+"""Writes to Weights & Biases: a W&B run for each segment, all of a run in one group, with the same steps.
 
-Their client keeps the newest steps in its memory, and takes no step twice. So a life begins a segment anew:
-an offline run gets a new directory, which replaces the earlier life's; online, their server drops the steps
+W&B's client keeps the newest steps in its memory, and takes no step twice. So a life begins a segment anew:
+an offline run gets a new directory, which replaces the earlier life's; online, the server drops the steps
 that it has already.
 """
 
@@ -101,7 +101,7 @@ class Wandb(Logger):
         self._steps.add(point.step)
 
     def flush(self) -> None:
-        """Do nothing: the next life puts again what is in their memory."""
+        """Do nothing: the next life puts again what is in the client's memory."""
 
     def close(self, reason: str = "") -> None:
         """Let go. Raises TimeoutError when the file of an offline run does not become whole."""

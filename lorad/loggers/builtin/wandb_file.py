@@ -41,6 +41,6 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def is_whole(path: Path, steps: int) -> bool:
-    """Check whether a file holds so many steps, and the end of its run."""
+    """Return whether a file has so many steps, and the end of its run."""
     kinds = [record.WhichOneof("record_type") for record in records(path)]
     return kinds.count("history") >= steps and "exit" in kinds

@@ -67,12 +67,12 @@ class Amplified(Struct, frozen=True):
     """The result of an amplified test.
 
     Attributes:
-        again: Whether it is worth a second look on more canaries.
+        worth_repeating: Whether it is worth a second look on more canaries.
         rerouted: What the trainer needs to predict it anew with the engine's routes; None where it cannot.
     """
 
     verdict: Attestation
-    again: bool = False
+    worth_repeating: bool = False
     rerouted: Rerouted | None = None
 
 
@@ -114,7 +114,7 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Toleranc
             f"too little signal also when amplified {prediction.times:g} times: {facts['signal']:.2g} nats "
             f"rms, noise {facts['sigma']:.2g}"
         )
-        return Amplified(Attestation("inconclusive", why, figures), again=True)
+        return Amplified(Attestation("inconclusive", why, figures), worth_repeating=True)
     noise = _NOISE_RATIO * facts["sigma"] / facts["signal"]
     limit = min(max(noise, _LEAST_LIMIT * limits.amplified), limits.amplified)
     excused = ""  # why a rel above the limit, which noise would explain, proves nothing
@@ -134,7 +134,7 @@ def judge_amplified(prediction: Prediction, engine: np.ndarray, limits: Toleranc
     step = facts["step"] * np.sqrt(prediction.canaries.tokens)
     if step < _STEP_SIGMAS * facts["sigma"]:
         detail = f"amplified {prediction.times:g} times: too close to the previous version to tell them apart"
-        return Amplified(Attestation("inconclusive", detail, figures), again=step > 0)
+        return Amplified(Attestation("inconclusive", detail, figures), worth_repeating=step > 0)
     if facts["z_error"] > limits.z:
         return Amplified(Attestation("failed", _wrong(prediction, facts, "z_error", limits.z), figures))
     detail = f"amplified {prediction.times:g} times: rel {facts['rel']:.2g}, z {facts['z']:.3f}"

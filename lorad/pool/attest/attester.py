@@ -16,7 +16,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,13 +25,19 @@ from lorad.adapters.targets import experts_of
 from lorad.engines.base import BASE, AdapterSource, Engine, Scorer
 from lorad.errors import AttestationFailed, NotFound
 from lorad.pool.attest.amplified import Amplified, Prediction, Rerouted, judge_amplified, worst_of
-from lorad.pool.attest.by_name import Others, judge_bits, judge_within, rms_between, same_bits
-from lorad.pool.attest.canaries import Canaries, fewest, measure_canaries, sample_canaries, scored, some_of
+from lorad.pool.attest.by_name import Others, judge_name, rms_between, same_bits
+from lorad.pool.attest.canaries import (
+    Canaries,
+    count_needed,
+    first_canaries,
+    measure_canaries,
+    sample_canaries,
+    score_on_servers,
+)
 from lorad.pool.attest.direct import BFLOAT16, FLOAT32, AttestedScores, judge, judge_again, worst
 from lorad.pool.attest.prediction import Predictor
 from lorad.pool.attest.verdict import Claim, Outcome
 from lorad.pool.phases import Phases
-from lorad.protocol.batch import Batch
 from lorad.protocol.calls import CANARIES, CANARY_TOKENS, Attestation
 from lorad.trainers.base import Policy, Trainer
 
@@ -39,13 +45,6 @@ log = logging.getLogger(__name__)
 
 UNLOADED = "It was unloaded and nothing was sampled from it; the log of the engine shows what it did."
 MARK = "~"  # in the names of copies, and of nothing else
-
-
-class _Sets(NamedTuple):
-    """All canaries of one size, and the fewest of them that are informative enough."""
-
-    every: Canaries
-    few: Canaries
 
 
 class Attester:
@@ -68,7 +67,6 @@ class Attester:
         self,
         engine: Engine,
         trainer: Trainer,
-        vocab_size: int,
         phases: Phases,
         *,
         is_apart: bool = False,
@@ -76,7 +74,7 @@ class Attester:
     ) -> None:
         self._engine = engine
         self._trainer = trainer
-        self._vocab_size = vocab_size
+        self._vocab_size = trainer.capabilities().vocab
         self._phases = phases
         dtypes = {engine.capabilities().dtype, trainer.capabilities().dtype}
         self.limits = FLOAT32 if dtypes == {"float32"} else BFLOAT16
@@ -89,8 +87,9 @@ class Attester:
         self.returns = 0
         self.returned_the_same = True
         self._repeats = True  # whether the engine repeats its bits, as far as is known
-        self._temporaries = _Temporaries(engine)
-        self._canaries: dict[tuple[int, int], _Sets] = {}
+        self._copying = asyncio.Lock()  # there is one copy at a time
+        self._copies = itertools.count(1)
+        self._canaries: dict[tuple[int, int], Canaries] = {}  # by count and tokens
         self._sampling = asyncio.Lock()
         self._references: dict[str, AttestedScores] = {}  # by the engine's name
         engine.on_return(self.check)
@@ -115,17 +114,18 @@ class Attester:
                 async with self._phases.with_base(run):
                     trainer = await self._trainer.logprobs(Policy(), batch)
                     unmet = await self.predictor.unmet_experts(batch)
-                    enough = fewest(trainer, batch)
-                    few = some_of(batch, enough)
+                    enough = count_needed(trainer, batch)
+                    few = first_canaries(batch, enough)
                     while few is not batch and await self.predictor.unmet_experts(few) != unmet:
                         enough = min(2 * enough, batch.completion_lengths.size)
-                        few = some_of(batch, enough)
+                        few = first_canaries(batch, enough)
                     trainer_few = trainer if few is batch else await self._trainer.logprobs(Policy(), few)
                 async with self._phases.serving(run), self._engine.settled():
-                    every = few_measured = await self._measured(trainer, batch, unmet)
+                    measured = partial(measure_canaries, self._engine, may_reroute=self._may_reroute)
+                    every = await measured(trainer, batch, unmet)
                     if few is not batch:
-                        few_measured = await self._measured(trainer_few, few, unmet)
-                    self._canaries[count, tokens] = _Sets(every, few_measured)
+                        every = replace(every, few=await measured(trainer_few, few, unmet))
+                    self._canaries[count, tokens] = every
                     log.info(
                         "engine and trainer differ by %.2g nats (rms) on %d tokens of the base",
                         every.sigma, every.tokens,
@@ -135,23 +135,16 @@ class Attester:
                         again = await self._scores(BASE, every)
                         self._repeats = np.array_equal(again[0], every.engine)
                         log.info("the engine %s its bits", "repeats" if self._repeats else "does not repeat")
-        return self._canaries[count, tokens].every
+        return self._canaries[count, tokens]
 
     async def any_canaries(self) -> Canaries:
         """Return canaries of any size, the first that were made, or new ones of the default size."""
         return await self.canaries(*next(iter(self._canaries), (CANARIES, CANARY_TOKENS)))
 
-    def few(self, canaries: Canaries) -> Canaries:
-        """Return the part of these canaries that suffices for a direct comparison and a test by name."""
-        return next(sets.few for sets in self._canaries.values() if sets.every is canaries)
-
     async def twice(self, canaries: Canaries, run: str = "") -> Canaries:
         """Return twice as many canaries."""
-        count, tokens = next(size for size, sets in self._canaries.items() if sets.every is canaries)
+        count, tokens = next(size for size, every in self._canaries.items() if every is canaries)
         return await self.canaries(2 * count, tokens, run)
-
-    async def _measured(self, trainer: np.ndarray, batch: Batch, unmet: frozenset[str] | None) -> Canaries:
-        return await measure_canaries(self._engine, trainer, batch, unmet, may_reroute=self._may_reroute)
 
     async def attest(self, name: str, source: AdapterSource, claim: Claim) -> Outcome:
         """Test whether `name` serves what is claimed.
@@ -172,7 +165,7 @@ class Attester:
         outcome = Outcome(direct, unmet=unmet, is_dora=is_dora)
         if direct.verdict != "failed" and not self.is_direct_enough:
             # the name test
-            async with self._temporaries.loaded(name, "copy", source) as temporary:
+            async with self._copied(name, "copy", source) as temporary:
                 copied = await self._scores(temporary, claim.canaries)
                 if self._repeats and not same_bits(by_server, copied):
                     again = (
@@ -183,12 +176,11 @@ class Attester:
             previous = self._references.get(claim.previous_name)
             is_comparable = previous is not None and previous.canaries is claim.canaries
             others = Others(claim.canaries.engine, previous.engine if previous and is_comparable else None)
-            if self._repeats:
-                named = judge_bits(by_server, copied, others)
-            else:
+            noise = None
+            if not self._repeats:
                 signal = rms_between(by_server[0], others.base)
-                sigma = max(claim.canaries.sigma, self.limits.least_sigma)
-                named = judge_within(by_server, copied, others, max(sigma, self.limits.rounding * signal))
+                noise = max(claim.canaries.sigma, self.limits.least_sigma, self.limits.rounding * signal)
+            named = judge_name(by_server, copied, others, noise)
             amplified = None
             if claim.prediction is not None and named.verdict != "failed":
                 amplified = await self.amplified(name, source, claim.prediction)
@@ -204,9 +196,9 @@ class Attester:
         """
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
-        async with self._temporaries.loaded(name, "amplified", copy) as temporary:
+        async with self._copied(name, "amplified", copy) as temporary:
             batch = prediction.canaries.batch
-            by_server = await scored(self._engine, temporary, batch, with_routes=self._replays)
+            by_server = await score_on_servers(self._engine, temporary, batch, with_routes=self._replays)
         numbers = [said.logprobs.astype(np.float64) for said in by_server]
         result = worst_of(judge_amplified(prediction, engine, self.limits) for engine in numbers)
         if result.verdict.verdict == "passed" or not self._replays:
@@ -218,11 +210,9 @@ class Attester:
         self._references.pop(name, None)
 
     async def check(self, score: Scorer) -> None:
-        """Raise AttestationFailed unless `score` says of the base and of every version what the engine said
-        before.
-        """
+        """Raise AttestationFailed unless `score` says of base and versions what the engine said before."""
         is_same = True
-        for canaries in [sets.few for sets in self._canaries.values()]:
+        for canaries in [every.few or every for every in self._canaries.values()]:
             base = (await score(BASE, canaries.batch)).astype(np.float64)
             is_same &= np.array_equal(base, canaries.engine)
             then = AttestedScores(canaries, canaries.engine, np.zeros_like(base))
@@ -240,6 +230,17 @@ class Attester:
                 is_same &= np.array_equal(now, reference.engine)
         self.returned_the_same = is_same
         self.returns += not is_same
+
+    @asynccontextmanager
+    async def _copied(self, name: str, what: str, source: AdapterSource) -> AsyncIterator[str]:
+        """Provide the name of a copy of `name`, which is unloaded at the end. Inside `Engine.settled`."""
+        async with self._copying:
+            copy = f"{name}{MARK}{what}{next(self._copies)}"
+            await self._engine.load(copy, source)
+            try:
+                yield copy
+            finally:
+                await self._engine.unload(copy)
 
     async def _scores(self, name: str, canaries: Canaries) -> list[np.ndarray]:
         return [scores.astype(np.float64) for scores in await self._engine.scores(name, canaries.batch)]
@@ -263,21 +264,3 @@ def _must_pass(name: str, verdict: Attestation) -> None:
             hint="Nothing was sampled from it since; the log of the engine shows what it did. Then resume "
             "the run.",
         )
-
-
-class _Temporaries:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._one = asyncio.Lock()
-        self._numbers = itertools.count(1)
-
-    @asynccontextmanager
-    async def loaded(self, name: str, what: str, source: AdapterSource) -> AsyncIterator[str]:
-        """Provide the name of a copy of `name`, gone again at the end. Inside `Engine.settled`."""
-        async with self._one:
-            copy = f"{name}{MARK}{what}{next(self._numbers)}"
-            await self._engine.load(copy, source)
-            try:
-                yield copy
-            finally:
-                await self._engine.unload(copy)

@@ -6,7 +6,7 @@ resolves to, and nothing about the loader, which both have gone through. A name 
 or the previous version's log-probabilities too prove nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -15,7 +15,6 @@ from lorad.protocol.calls import Attestation
 
 _NOISE_FACTOR = 4.0  # the most that two answers of an engine differ, rms in units of the noise
 
-_Test = Callable[[np.ndarray], bool]
 _Scores = Sequence[np.ndarray]
 """float64 [T] of each server."""
 
@@ -31,46 +30,31 @@ def same_bits(left: _Scores, right: _Scores) -> bool:
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
-def judge_bits(name: _Scores, copy: _Scores, others: Others) -> Attestation:
-    """Judge a version's name on an engine whose answers repeat bit for bit."""
-    if not same_bits(name, copy):
-        return _failed(name, copy)
-    alike = _alike(others, lambda other: np.array_equal(name[0], other))
-    if alike:
-        return Attestation("inconclusive", f"its name and a copy of it both answer exactly like {alike}")
-    return Attestation("passed", "its name answers bit for bit like a fresh copy")
+def judge_name(name: _Scores, copy: _Scores, others: Others, noise: float | None = None) -> Attestation:
+    """Judge a version's name.
 
-
-def judge_within(name: _Scores, copy: _Scores, others: Others, noise: float) -> Attestation:
-    """Judge a version's name on an engine whose answers do not repeat, and differ from the right ones by
-    `noise`, the root mean square in nats.
+    Args:
+        noise: What answers of this engine differ by, the root mean square in nats; None where they repeat bit
+            for bit.
     """
-    limit = _NOISE_FACTOR * noise
+    limit = _NOISE_FACTOR * (noise or 0.0)
     apart = max(map(rms_between, name, copy))
-    if not apart <= limit:
-        return _failed(name, copy)
-    alike = _alike(others, lambda other: rms_between(name[0], other) <= limit)
+    if (noise is None and not same_bits(name, copy)) or not apart <= limit:
+        detail = f"the engine does not answer to its name as to a fresh copy of it: rms {apart:.2g} nats"
+        return Attestation("failed", detail)
+    alike = ""
+    if rms_between(name[0], others.base) <= limit:
+        alike = "the base"
+    elif others.previous is not None and rms_between(name[0], others.previous) <= limit:
+        alike = "the previous version"
     if alike:
-        return Attestation(
-            "inconclusive", f"its name and a copy of it both answer like {alike}, within the noise"
-        )
-    return Attestation(
-        "passed", f"its name answers like a fresh copy: rms {apart:.2g} nats, noise {noise:.2g}"
-    )
+        how = f"exactly like {alike}" if noise is None else f"like {alike}, within the noise"
+        return Attestation("inconclusive", f"its name and a copy of it both answer {how}")
+    if noise is None:
+        return Attestation("passed", "its name answers bit for bit like a fresh copy")
+    detail = f"its name answers like a fresh copy: rms {apart:.2g} nats, noise {noise:.2g}"
+    return Attestation("passed", detail)
 
 
 def rms_between(left: np.ndarray, right: np.ndarray) -> float:
     return float(np.sqrt(np.mean((left - right) ** 2)))
-
-
-def _alike(others: Others, is_same: _Test) -> str:
-    if is_same(others.base):
-        return "the base"
-    return "the previous version" if others.previous is not None and is_same(others.previous) else ""
-
-
-def _failed(name: _Scores, copy: _Scores) -> Attestation:
-    apart = max(map(rms_between, name, copy))
-    return Attestation(
-        "failed", f"the engine does not answer to its name as to a fresh copy of it: rms {apart:.2g} nats"
-    )

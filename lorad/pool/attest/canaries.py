@@ -37,6 +37,7 @@ class Canaries(Struct, frozen=True):
             know.
         reroutes: Whether engine and trainer send some tokens to different experts.
         routes: Where the first server sends the tokens, if that is known and rounding may decide it.
+        few: The first of them, where these suffice for a direct comparison and a test by name; else None.
     """
 
     batch: Batch
@@ -46,6 +47,7 @@ class Canaries(Struct, frozen=True):
     unmet: frozenset[str] | None = frozenset()
     reroutes: bool = False
     routes: Routes | None = None
+    few: "Canaries | None" = None
 
     @property
     def tokens(self) -> int:
@@ -69,7 +71,7 @@ async def measure_canaries(
         unmet: See `Canaries`.
         may_reroute: Whether the base is a mixture, and rounding may decide where a token goes.
     """
-    said = await scored(engine, BASE, batch, with_routes=may_reroute)
+    said = await score_on_servers(engine, BASE, batch, with_routes=may_reroute)
     by_server = [answer.logprobs.astype(np.float64) for answer in said]
     trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
@@ -85,10 +87,8 @@ async def measure_canaries(
     return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes, said[0].routes)
 
 
-async def scored(engine: Engine, name: str, batch: Batch, *, with_routes: bool) -> Sequence[Scored]:
-    """Return what each server says of a batch under a version or BASE, and with `with_routes` where it sends
-    tokens, if it says that.
-    """
+async def score_on_servers(engine: Engine, name: str, batch: Batch, *, with_routes: bool) -> Sequence[Scored]:
+    """Return what each server says of a batch, and `with_routes` also where it sends tokens, if it knows."""
     if with_routes and engine.capabilities().routes is not None:
         return await engine.routed_scores(name, batch)
     return [Scored(logprobs) for logprobs in await engine.scores(name, batch)]
@@ -141,17 +141,15 @@ async def sample_canaries(
     return Batch.of([(p.tokens, [np.concatenate([c.tokens for c in parts[p.id]])]) for p in best])
 
 
-def fewest(logprobs: np.ndarray, batch: Batch) -> int:
-    """Count the canaries, from the first one on, that together hold enough uncertain tokens for a test, by
-    the log-probabilities of the base, [T].
-    """
+def count_needed(logprobs: np.ndarray, batch: Batch) -> int:
+    """Count the first canaries that together hold enough uncertain tokens, by log-probabilities, [T]."""
     telling = np.exp(logprobs) < _UNCERTAIN[1]
     ends = np.cumsum(batch.completion_lengths)
     counts = np.cumsum(telling)[ends - 1]
     return min(max(_FEWEST, int(np.searchsorted(counts, _FEWEST_TELLING)) + 1), ends.size)
 
 
-def some_of(batch: Batch, count: int) -> Batch:
+def first_canaries(batch: Batch, count: int) -> Batch:
     """Return the first `count` canaries; the batch itself when these are all."""
     if count == batch.completion_lengths.size:
         return batch

@@ -61,9 +61,7 @@ SEVERITY = ("passed", "inconclusive", "failed")
 
 
 class AttestedScores(Struct, frozen=True):
-    """What the engine said of a version when that was attested, float64 [T], and dt of the version before
-    it.
-    """
+    """What the engine said of a version when it was attested, float64 [T], and dt of the one before it."""
 
     canaries: Canaries
     engine: np.ndarray
@@ -73,9 +71,7 @@ class AttestedScores(Struct, frozen=True):
 def judge(
     canaries: Canaries, engine: np.ndarray, trainer: np.ndarray, previous: np.ndarray, limits: Tolerances
 ) -> Attestation:
-    """Return the verdict of the direct comparison, from the log-probabilities of the version in engine and
-    trainer, and dt(v-1) as `previous`.
-    """
+    """Compare what engine and trainer say of a version; `previous` is dt(v-1)."""
     if not np.isfinite(engine).all():
         return Attestation("failed", "the engine's log-probabilities are not finite")
     if not np.isfinite(trainer).all():

@@ -6,6 +6,7 @@ All of it is called inside `Phases.with_base`.
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,9 @@ class Predictor:
         self._least_sigma = least_sigma
         self._numbers = itertools.count(1)
 
-    async def plain(self, slot: str | None, canaries: Canaries, times: float = 1.0) -> np.ndarray:
+    async def logprobs(self, slot: str | None, canaries: Canaries, times: float = 1.0) -> np.ndarray:
         """Return the log-probabilities of a slot, of the base when it is None; float64 [T]."""
-        return await self._said(Policy(slot, times), canaries.batch)
+        return await self._logprobs(Policy(slot, times), canaries.batch)
 
     async def unmet_experts(self, batch: Batch) -> frozenset[str] | None:
         """Return what `Canaries.unmet` is of these texts."""
@@ -50,21 +51,20 @@ class Predictor:
         """Return the prediction; None when the slot changes nothing. The version before is `previous`, None
         for the base, and `begin` an earlier K.
         """
-
-        async def score(times: float) -> np.ndarray:
-            return await self.plain(slot, canaries, times)
-
+        score = partial(self.logprobs, slot, canaries)
         best = await amplification(score, canaries, max(canaries.sigma, self._least_sigma), begin)
         if best is None:
             return None
         times, now = best
         before = np.zeros_like(now)
         if previous is not None:
-            async with self.opened(previous) as other:
-                before = await self.plain(other, canaries, times) - canaries.trainer
+            async with self.slot_of(previous) as other:
+                before = await self.logprobs(other, canaries, times) - canaries.trainer
         return Prediction(canaries, times, now, before)
 
-    async def replayed(self, slot: str, seen: Rerouted, previous: VersionOnDisk | None) -> list[Prediction]:
+    async def with_routes(
+        self, slot: str, seen: Rerouted, previous: VersionOnDisk | None
+    ) -> list[Prediction]:
         """Predict anew what each server said of an amplified copy, sending each token where that server did.
 
         The slot holds the version; the one before is `previous`, None for the base.
@@ -72,24 +72,24 @@ class Predictor:
         prediction = seen.prediction
         canaries = prediction.canaries
         batches = [replace(canaries.batch, routes=said.routes) for said in seen.by_server]
-        base = await self._said(Policy(), replace(canaries.batch, routes=canaries.routes))
-        now = [await self._said(Policy(slot, prediction.times), batch) for batch in batches]
+        base = await self._logprobs(Policy(), replace(canaries.batch, routes=canaries.routes))
+        now = [await self._logprobs(Policy(slot, prediction.times), batch) for batch in batches]
         before = [np.zeros_like(base) for _ in batches]
         if previous is not None:
-            async with self.opened(previous) as other:
+            async with self.slot_of(previous) as other:
                 before = [
-                    await self._said(Policy(other, prediction.times), batch) - base for batch in batches
+                    await self._logprobs(Policy(other, prediction.times), batch) - base for batch in batches
                 ]
         same = replace(canaries, trainer=base)
         pairs = zip(now, before, strict=True)
         return [Prediction(same, prediction.times, *each, is_replayed=True) for each in pairs]
 
-    async def _said(self, policy: Policy, batch: Batch) -> np.ndarray:
+    async def _logprobs(self, policy: Policy, batch: Batch) -> np.ndarray:
         """Return log-probabilities, float64 [T]."""
         return (await self._trainer.logprobs(policy, batch)).astype(np.float64)
 
     @asynccontextmanager
-    async def opened(self, files: VersionOnDisk) -> AsyncIterator[str]:
+    async def slot_of(self, files: VersionOnDisk) -> AsyncIterator[str]:
         """Open a slot with these tensors for a moment.
 
         Raises AdapterRefused when the trainer does not take them.

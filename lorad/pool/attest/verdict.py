@@ -30,12 +30,6 @@ class Claim(Struct, frozen=True):
     prediction: Prediction | None = None
     proven: int | None = None
 
-    @property
-    def change(self) -> np.ndarray:
-        """Return dt of the version."""
-        change: np.ndarray = self.trainer - self.canaries.trainer
-        return change
-
 
 class Outcome(Struct, frozen=True):
     """What the tests of a version found.
@@ -60,9 +54,7 @@ class Outcome(Struct, frozen=True):
         return self.direct.verdict == "passed" and "rel" not in self.direct.facts
 
     def wants_more(self, *, is_proven: bool) -> bool:
-        """Return whether an amplified test, or a test on more canaries, could decide what these left open;
-        see `verdict`.
-        """
+        """Return whether an amplified test, or one on more canaries, could decide what these left open."""
         if (
             self.named is None
             or "failed" in (self.direct.verdict, self.named.verdict)
@@ -70,7 +62,7 @@ class Outcome(Struct, frozen=True):
         ):
             return False
         if self.amplified is not None:
-            return self.amplified.again
+            return self.amplified.worth_repeating
         return self.named.verdict == "inconclusive" or not is_proven
 
     def verdict(self, *, is_proven: bool) -> Attestation:

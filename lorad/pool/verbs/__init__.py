@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from lorad.pool.state import Pool
-from lorad.pool.verbs import about, critic, generate, open_close, train, versions
+from lorad.pool.verbs import about, generate, open_close, train, versions
 from lorad.protocol.calls import Call
 
 _Plain = Callable[[Pool, Call, Any], Awaitable[Any]]
@@ -20,8 +20,8 @@ PLAIN: dict[str, _Plain] = {
     "optim_step": train.optim_step,
     "discard_grads": train.discard_grads,
     "logprobs": train.logprobs,
-    "values": critic.values,
-    "value_backward": critic.value_backward,
+    "values": train.values,
+    "value_backward": train.value_backward,
     "set_reference": open_close.set_reference,
     "publish": versions.publish,
     "save": train.save,

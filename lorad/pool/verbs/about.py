@@ -6,7 +6,7 @@ import psutil
 
 from lorad.pool.state import Pool
 from lorad.protocol.calls import Call, Nothing
-from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
+from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus, TrainerStatus
 
 
 async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
@@ -16,6 +16,7 @@ async def hello(pool: Pool, _call: Call, _args: Nothing) -> PoolInfo:
 async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
     """Say how the pool is, at once: servers are not asked what they hold."""
     health = await pool.engine.health()
+    trainer = await pool.work.health()
     limits = pool.engine.capabilities()
     versions = await pool.engine.loaded() if pool.info.engine == "builtin" else []  # in the pool's own memory
     slot_bytes = sum(tenant.slot.bytes for tenant in pool.tenants.values())
@@ -38,7 +39,9 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         rss_bytes=psutil.Process().memory_info().rss,
         idle_seconds=pool.meter.idle_seconds,
         engine=health,
-        trainer=await pool.work.status(is_base_here=not pool.phases.is_base_away),
+        trainer=TrainerStatus(
+            trainer.alive, trainer.detail, not pool.phases.is_base_away, trainer.memory, trainer.memory_peak
+        ),
         kept=pool.loaded.kept(),
         capacity=Capacity(
             max_versions=limits.max_versions,

@@ -1,6 +1,4 @@
-"""Bring a version into the engine: load it, attest it,
-and attest it again where one look was inconclusive.
-"""
+"""Bring a version into the engine: load it, attest it, and look again where that was inconclusive."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -26,11 +24,11 @@ class Predictors(NamedTuple):
 
     Attributes:
         anew: Asks on the canaries or, with True, on twice as many.
-        replayed: Asks for each server, with its routes.
+        with_routes: Asks for each server, with its routes.
     """
 
     anew: Callable[[bool], Awaitable[Prediction | None]]
-    replayed: Callable[[Rerouted], Awaitable[list[Prediction]]]
+    with_routes: Callable[[Rerouted], Awaitable[list[Prediction]]]
 
 
 T = TypeVar("T")
@@ -65,10 +63,10 @@ async def bring(
     return live._replace(attest_seconds=live.attest_seconds + time.perf_counter() - begun)
 
 
-async def again(
+async def attest_loaded(
     pool: Pool, entry: PoolVersion, source: AdapterSource, claim: Claim, predict: Predictors
 ) -> Attestation:
-    """Return the verdict, now, on a version that is loaded, and that nobody unloads meanwhile."""
+    """Judge a loaded version once more, which the caller keeps from being unloaded."""
 
     async def looked_at() -> Live:
         async with pool.phases.serving(), pool.engine.settled():
@@ -82,7 +80,7 @@ async def _judged(
     pool: Pool, live: Live, source: AdapterSource, claim: Claim, predict: Predictors, run: str
 ) -> Live:
     """Store the verdict in the version's entry, after a second look where the first one was not enough."""
-    live = await _replayed(pool, live, predict)
+    live = await _judged_by_routes(pool, live, predict)
     if live.outcome.wants_more(is_proven=claim.proven == pool.attester.returns):
         # an amplified test, or, where that was done already, one on more canaries
         prediction = await predict.anew(live.outcome.amplified is not None)
@@ -95,24 +93,24 @@ async def _judged(
                 return replace(live.outcome, amplified=result)
 
             live = live._replace(outcome=await _patiently(amplified))
-        live = await _replayed(pool, live, predict)
+        live = await _judged_by_routes(pool, live, predict)
     verdict = live.outcome.verdict(is_proven=claim.proven == pool.attester.returns)
     live.entry.verdict = replace(verdict, delivered_sha256=live.entry.delivered)
     return live
 
 
-async def _replayed(pool: Pool, live: Live, predict: Predictors) -> Live:
+async def _judged_by_routes(pool: Pool, live: Live, predict: Predictors) -> Live:
     """Judge an amplified test again, with the routes of the engine, where these are known and may differ."""
     amplified = live.outcome.amplified
     if amplified is None or (seen := amplified.rerouted) is None:
         return live
-    predictions = await predict.replayed(seen)
+    predictions = await predict.with_routes(seen)
     worst = worst_of(
         judge_amplified(prediction, by_server.logprobs.astype(np.float64), pool.attester.limits)
         for prediction, by_server in zip(predictions, seen.by_server, strict=True)
     )
     verdict = replace(worst.verdict, detail=f"{worst.verdict.detail}, with the engine's routes")
-    return live._replace(outcome=replace(live.outcome, amplified=Amplified(verdict, worst.again)))
+    return live._replace(outcome=replace(live.outcome, amplified=Amplified(verdict, worst.worth_repeating)))
 
 
 async def _patiently(bring: Callable[[], Awaitable[T]]) -> T:

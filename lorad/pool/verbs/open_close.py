@@ -10,27 +10,18 @@ from lorad.adapters.directory import verify
 from lorad.adapters.peft import outline
 from lorad.errors import AttestationFailed, Conflict
 from lorad.models.turns import caller
-from lorad.pool.microbatches import chosen
+from lorad.pool.microbatches import choose_sizes
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant, critic_slot, reference_slot
 from lorad.pool.verbs.versions import attest_reference
-from lorad.protocol.calls import (
-    Attestation,
-    Call,
-    Evict,
-    LoadVersion,
-    Nothing,
-    Open,
-    Opened,
-    SlotClosed,
-)
+from lorad.protocol import calls
 from lorad.protocol.heartbeat import HEART
 from lorad.trainers.base import SlotInfo, SlotSpec
 
 _OUTPUT = "lm_head"  # what a critic does without
 
 
-async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
+async def open_slot(pool: Pool, call: calls.Call, args: calls.Open) -> calls.Opened:
     """Open a slot afresh, whatever an older attempt left. Raises Conflict when this attempt has a slot."""
     with HEART.tells(f"opening the slot of {call.run}"):  # the first one compares engine and trainer
         tenant = pool.tenants.get(call.run)
@@ -40,7 +31,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
             await pool.trainer.discard_grads(call.run)
             await pool.evict(tenant)
         await pool.files.forget(call.run)
-        args = chosen(args, pool.room)
+        args = choose_sizes(args, pool.room)
         pool.parties.joins(call.run, args.priority)
         pool.ledger.opens(call.run, args.step)
         pool.machine.opens(call.run)
@@ -75,7 +66,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
                 raise
         pool.tenants[call.run] = Tenant(call.run, call.attempt, args, slot, canaries)
         pool.ledger.holds(caller().payer, slot.bytes)
-        return Opened(
+        return calls.Opened(
             slot.parameters,
             slot.tensors,
             slot.bytes,
@@ -86,7 +77,7 @@ async def open_slot(pool: Pool, call: Call, args: Open) -> Opened:
         )
 
 
-async def close_slot(pool: Pool, call: Call, _: Nothing) -> SlotClosed:
+async def close_slot(pool: Pool, call: calls.Call, _: calls.Nothing) -> calls.SlotClosed:
     """Close a slot, which is gone even when this raises what went wrong with the files of a version."""
     await pool.evict(pool.tenant(call))
     async with pool.phases.with_base(call.run):
@@ -96,10 +87,10 @@ async def close_slot(pool: Pool, call: Call, _: Nothing) -> SlotClosed:
         await pool.files.flush(call.run)
     finally:
         await pool.files.forget(call.run)
-    return SlotClosed(checksum)
+    return calls.SlotClosed(checksum)
 
 
-async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
+async def evict_slot(pool: Pool, _: calls.Call, args: calls.Evict) -> calls.Nothing:
     """Free the slot of an attempt after its calls under way have ended."""
     await pool.fence(args.run).settle()
     tenant = pool.tenants.get(args.run)
@@ -107,27 +98,25 @@ async def evict_slot(pool: Pool, _: Call, args: Evict) -> Nothing:
         await pool.evict(tenant)
         pool.parties.leaves(args.run)
         await pool.files.forget(args.run)
-    return Nothing()
+    return calls.Nothing()
 
 
-async def _attested(pool: Pool, args: Open, reference: LoadVersion) -> Attestation:
-    """Attest a reference in the engine too, if the engine was started for adapters like it; it never has to
-    serve one.
-    """
+async def _attested(pool: Pool, args: calls.Open, reference: calls.LoadVersion) -> calls.Attestation:
+    """Attest a reference in the engine, too, where that has room for it, though it never has to serve one."""
     if args.has_teacher:
-        return Attestation("inconclusive", "no engine has the teacher's model; its trainer holds its bytes")
+        return calls.Attestation(
+            "inconclusive", "no engine has the teacher's model; its trainer holds its bytes"
+        )
     config = (await asyncio.to_thread(outline, Path(reference.directory))).config
     if config.max_rank > _config(args).max_rank or not set(config.modules) <= set(args.modules):
-        return Attestation(
+        return calls.Attestation(
             "inconclusive", "the engine has no room for its rank or modules; the trainer holds its bytes"
         )
     return await attest_reference(pool, reference)
 
 
-async def _hold_reference(pool: Pool, run: str, args: Open, reference: LoadVersion) -> SlotInfo:
-    """Open the frozen slot of a run's reference, which holds exactly its tensors. Raises AdapterRefused,
-    AttestationFailed.
-    """
+async def _hold_reference(pool: Pool, run: str, args: calls.Open, reference: calls.LoadVersion) -> SlotInfo:
+    """Open the frozen slot of a run's reference. Raises AdapterRefused, AttestationFailed for other bytes."""
     name = reference_slot(run)
     directory = Path(reference.directory)
     config = replace((await asyncio.to_thread(outline, directory)).config, dropout=args.dropout)
@@ -148,7 +137,7 @@ async def _hold_reference(pool: Pool, run: str, args: Open, reference: LoadVersi
     return info
 
 
-async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
+async def set_reference(pool: Pool, call: calls.Call, args: calls.LoadVersion) -> calls.Nothing:
     """Replace the reference by a version of the run, once its files are on disk."""
     tenant = pool.tenant(call)
     await pool.files.flush(tenant.run)
@@ -158,17 +147,17 @@ async def set_reference(pool: Pool, call: Call, args: LoadVersion) -> Nothing:
             tenant.spec = replace(tenant.spec, reference=None)
         await _hold_reference(pool, tenant.run, tenant.spec, args)
         tenant.spec = replace(tenant.spec, reference=args)
-    return Nothing()
+    return calls.Nothing()
 
 
-def _config(args: Open) -> AdapterConfig:
+def _config(args: calls.Open) -> AdapterConfig:
     modules = tuple(sorted(args.modules))
     return AdapterConfig(
         args.rank, args.alpha, modules, args.rslora, args.dropout, args.expert_rank, args.dora
     )
 
 
-async def _slot(pool: Pool, name: str, args: Open, *, critic: bool = False) -> SlotInfo:
+async def _slot(pool: Pool, name: str, args: calls.Open, *, critic: bool = False) -> SlotInfo:
     resumed = args.resume_from is not None
     info = await pool.trainer.open(
         name,

@@ -1,4 +1,4 @@
-"""What a run asks of its slot: `forward_backward`, `optim_step`, `discard_grads`, `logprobs` and `save`."""
+"""What a run asks of its slot and its critic: passes, steps, log-probabilities, values, checkpoints."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from lorad.errors import StorageError
 from lorad.pool.state import Pool
 from lorad.protocol import calls
-from lorad.protocol.batch import Gradients
+from lorad.protocol.batch import Gradients, LossStats
 from lorad.protocol.calls import CRITIC
 from lorad.trainers.base import Policy
 
@@ -20,6 +20,26 @@ async def forward_backward(pool: Pool, call: calls.Call, args: calls.ForwardBack
         async with pool.phases.training(call.run):
             with pool.work.measured(slot, args.batch):
                 stats = await pool.joint.forward_backward(replace(args, slot=slot))
+    pool.meter.trained(int(args.batch.targets.size))
+    pool.ledger.add(trained=int(args.batch.targets.size))
+    return stats
+
+
+async def values(pool: Pool, call: calls.Call, args: calls.Values) -> calls.ValuesResult:
+    tenant = pool.tenant(call)
+    with pool.parties.on_slot(tenant.run):
+        async with pool.phases.training(call.run):
+            return calls.ValuesResult(await pool.trainer.values(tenant.critic, args.batch))
+
+
+async def value_backward(pool: Pool, call: calls.Call, args: calls.ValueBackward) -> LossStats:
+    tenant = pool.tenant(call)
+    with pool.parties.on_slot(tenant.run):
+        async with pool.phases.training(call.run):
+            with pool.work.measured(tenant.critic, args.batch):
+                stats = await pool.trainer.value_backward(
+                    tenant.critic, args.batch, args.targets, args.loss, args.normaliser
+                )
     pool.meter.trained(int(args.batch.targets.size))
     pool.ledger.add(trained=int(args.batch.targets.size))
     return stats
@@ -67,9 +87,7 @@ async def logprobs(pool: Pool, call: calls.Call, args: calls.Logprobs) -> calls.
 
 
 async def save(pool: Pool, call: calls.Call, args: calls.Save) -> calls.Saved:
-    """Write a checkpoint of the slot. Raises StorageError when the disk does not take it, or did not take a
-    version.
-    """
+    """Write a checkpoint of the slot. Raises StorageError, also for a version that was not written."""
     tenant = pool.tenant(call)
     try:
         files = await pool.trainer.save(tenant.run, Path(args.directory))

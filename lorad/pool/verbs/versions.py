@@ -21,7 +21,7 @@ from lorad.pool.attest.verdict import Claim
 from lorad.pool.loaded import PoolVersion
 from lorad.pool.state import Pool
 from lorad.pool.tenants import Tenant
-from lorad.pool.verbs.bring_in import Live, Predictors, again, bring
+from lorad.pool.verbs.bring_in import Live, Predictors, attest_loaded, bring
 from lorad.pool.verbs.generate import payer_of
 from lorad.protocol import calls
 
@@ -39,11 +39,7 @@ async def load_version(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
 
 
 async def attest_reference(pool: Pool, reference: calls.LoadVersion) -> calls.Attestation:
-    """Return the verdict on an adapter that nobody samples from: it is loaded as a version is, and then goes
-    again.
-
-    Raises what `load_version` raises.
-    """
+    """Load an adapter that nobody samples from, and return its verdict. Raises as `load_version`."""
     entry = await _bring(pool, reference)
     await pool.loaded.refuse(entry)
     return entry.verdict
@@ -73,45 +69,18 @@ async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
             raise IntegrityError(
                 f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=_CHANGED
             )
-        adapter = await _read(pool, args)
-        claim, predict = await _claim(pool, args, adapter)
-        return calls.Loaded(
-            await again(pool, entry, AdapterSource(args.sha256, adapter=adapter), claim, predict)
-        )
+        source, claim, predict = await _claimed(pool, args)
+        return calls.Loaded(await attest_loaded(pool, entry, source, claim, predict))
 
 
 async def _bring(pool: Pool, args: calls.LoadVersion) -> PoolVersion:
-    adapter = await _read(pool, args)
-    claim, predict = await _claim(pool, args, adapter)
-    return (
-        await bring(pool, args.version, AdapterSource(args.sha256, adapter=adapter), claim, predict)
-    ).entry
+    source, claim, predict = await _claimed(pool, args)
+    return (await bring(pool, args.version, source, claim, predict)).entry
 
 
-async def _claim(pool: Pool, args: calls.LoadVersion, adapter: Adapter) -> tuple[Claim, Predictors]:
-    """Compute what the trainer makes of the same files, for the engine to be compared with."""
-    files = VersionOnDisk(Path(args.directory), adapter.config)
-    predictor = pool.attester.predictor
-    every = await pool.attester.any_canaries()
-    few = pool.attester.few(every)
+async def _claimed(pool: Pool, args: calls.LoadVersion) -> tuple[AdapterSource, Claim, Predictors]:
+    """Read the files of a version, and compute what the trainer makes of them, to compare the engine with."""
 
-    async def anew(more: bool) -> Prediction | None:
-        canaries = await pool.attester.twice(every) if more else every
-        async with pool.phases.with_base(""), predictor.opened(files) as slot:
-            return await predictor.amplified(slot, canaries, None)
-
-    async def replayed(seen: Rerouted) -> list[Prediction]:
-        async with pool.phases.with_base(""), predictor.opened(files) as slot:
-            return await predictor.replayed(slot, seen, None)
-
-    async with pool.phases.with_base(""), predictor.opened(files) as slot:
-        trainer = await predictor.plain(slot, few)
-        is_amplified = not pool.attester.is_direct_enough
-        prediction = await predictor.amplified(slot, every, None) if is_amplified else None
-    return Claim(few, trainer, prediction=prediction), Predictors(anew, replayed)
-
-
-async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
     def read() -> tuple[Adapter, str]:
         adapter = read_peft(Path(args.directory))
         validate(adapter, pool.trainer.modules())
@@ -123,7 +92,26 @@ async def _read(pool: Pool, args: calls.LoadVersion) -> Adapter:
             f"{args.directory}: its tensors have sha256 {digest}, {args.version} is {args.sha256}",
             hint=_CHANGED,
         )
-    return adapter
+    files = VersionOnDisk(Path(args.directory), adapter.config)
+    predictor = pool.attester.predictor
+    every = await pool.attester.any_canaries()
+    few = every.few or every
+
+    async def anew(more: bool) -> Prediction | None:
+        canaries = await pool.attester.twice(every) if more else every
+        async with pool.phases.with_base(""), predictor.slot_of(files) as slot:
+            return await predictor.amplified(slot, canaries, None)
+
+    async def with_routes(seen: Rerouted) -> list[Prediction]:
+        async with pool.phases.with_base(""), predictor.slot_of(files) as slot:
+            return await predictor.with_routes(slot, seen, None)
+
+    async with pool.phases.with_base(""), predictor.slot_of(files) as slot:
+        trainer = await predictor.logprobs(slot, few)
+        is_amplified = not pool.attester.is_direct_enough
+        prediction = await predictor.amplified(slot, every, None) if is_amplified else None
+    claim = Claim(few, trainer, prediction=prediction)
+    return AdapterSource(digest, adapter=adapter), claim, Predictors(anew, with_routes)
 
 
 async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Published:
@@ -146,10 +134,10 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         started = time.perf_counter()
         adapter, digest = await _export(pool, tenant, args)
         exported = time.perf_counter()
-        few = pool.attester.few(tenant.canaries)
+        few = tenant.canaries.few or tenant.canaries
         claim = Claim(
             few,
-            await pool.attester.predictor.plain(tenant.run, few),
+            await pool.attester.predictor.logprobs(tenant.run, few),
             tenant.change,
             tenant.current,
             await _amplified(pool, tenant, tenant.canaries) if is_amplified else None,
@@ -163,16 +151,16 @@ async def publish(pool: Pool, call: calls.Call, args: calls.Publish) -> calls.Pu
         async with pool.phases.with_base(tenant.run):
             return await _amplified(pool, tenant, canaries)
 
-    async def replayed(seen: Rerouted) -> list[Prediction]:
+    async def with_routes(seen: Rerouted) -> list[Prediction]:
         async with pool.phases.with_base(tenant.run):
-            return await pool.attester.predictor.replayed(tenant.run, seen, tenant.files)
+            return await pool.attester.predictor.with_routes(tenant.run, seen, tenant.files)
 
     source = AdapterSource(digest, adapter=adapter)
-    live = await bring(pool, version, source, claim, Predictors(anew, replayed), run=tenant.run)
+    live = await bring(pool, version, source, claim, Predictors(anew, with_routes), run=tenant.run)
     tenant.proof.count(live.outcome, pool.attester.returns)
     pool.loaded.adopt(live.entry)
     files = VersionOnDisk(Path(args.directory), adapter.config, tenant.spec.lora_type)
-    for gone in tenant.advance(args.number, live.entry, claim.change, files):
+    for gone in tenant.advance(args.number, live.entry, claim.trainer - few.trainer, files):
         pool.loaded.release(gone)
     pool.files.write(tenant.run, adapter, Path(args.directory), _facts(pool, tenant, args, digest, live))
     seconds = exported - started + live.load_seconds

@@ -26,9 +26,8 @@ _KEYS: dict[DataFormat, tuple[str, ...]] = {
 class ChatTurns(Struct, frozen=True):
     """A chat.
 
-    Attributes:
-        trained: The places of its messages that are trained, turns of the assistant's.
-        left_out: How many such turns say of themselves that they are not trained.
+    trained: The places of the assistant's messages that are trained.
+    left_out: How many of the assistant's messages say that they are not trained.
     """
 
     messages: list[dict[str, Any]]
@@ -45,11 +44,8 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
         kind = f"{kind} with loss {algorithm.preference.loss}"
     if data.format != "auto":
         if data.format not in takes:
-            raise SpecError(
-                f"{data.format} is not what algorithm {kind} trains on",
-                key="data.format",
-                hint=f"Choose one of: auto, {', '.join(takes)}.",
-            )
+            problem = f"{data.format} is not what algorithm {kind} trains on"
+            raise SpecError(problem, key="data.format", hint=f"Choose one of: auto, {', '.join(takes)}.")
         return data.format
     for has in (_is_named, _has):
         for form in takes:
@@ -57,11 +53,8 @@ def format_of(row: Row, data: Data, algorithm: Algorithm) -> DataFormat:
                 return form
     needed = " or ".join(" and ".join(getattr(data, key) for key in _KEYS[form]) for form in takes)
     key, hint = _missing(row, data, takes)
-    raise SpecError(
-        f"{row.where}: algorithm {kind} needs {needed}; there is {some_of(row.values)}",
-        key=key,
-        hint=advice(takes[-1], row.values, hint),
-    )
+    problem = f"{row.where}: algorithm {kind} needs {needed}; there is {some_of(row.values)}"
+    raise SpecError(problem, key=key, hint=advice(takes[-1], row.values, hint))
 
 
 def _missing(row: Row, data: Data, takes: Sequence[DataFormat]) -> tuple[str, str]:
@@ -87,7 +80,7 @@ def _is_named(row: Row, data: Data, key: str) -> bool:
 
 
 def _has(row: Row, data: Data, key: str) -> bool:
-    """Return whether a row has what a key names, also within a column or where others have it."""
+    """Return whether a row has what a key names, also within a column or where other programs have it."""
     is_made = key == "prompt_key" and data.prompt_format is not None
     return is_made or _is_named(row, data, key) or find_value(row, data, key) is not None
 
@@ -104,7 +97,7 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[ChatTurns]:
                 )
             return [_turns([], messages_of(value, row, data.messages_key), chat)]
         case "preference":
-            said = [_said(row, data, key) for key in ("chosen_key", "rejected_key")]
+            said = [_completion(row, data, key) for key in ("chosen_key", "rejected_key")]
             if all(messages[0]["role"] != "assistant" for messages, _ in said):
                 # trained from where they differ, at the latest from the end of the shorter
                 pairs = zip(*(messages[:-1] for messages, _ in said), strict=False)
@@ -113,15 +106,13 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[ChatTurns]:
                     _turns(messages[:common], messages[common:], value[common:]) for messages, value in said
                 ]
         case _:
-            said = [_said(row, data, "completion_key")]
+            said = [_completion(row, data, "completion_key")]
     prompt = messages_of(prompt_of(row, data), row)
     return [_turns(prompt, messages, value) for messages, value in said]
 
 
 def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> ChatTurns:
-    """Return a chat whose turns of the assistant's behind the prompt are trained, unless they say no in
-    `value`, which is what the row has for `messages`.
-    """
+    """Return a chat that trains the assistant's `messages`, unless they say no in `value`, their column."""
     says = [is_trained(message, "") for message in value] if isinstance(value, list) else [True]
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     trained = [len(prompt) + place for place in answers if says[place]]
@@ -139,29 +130,19 @@ def label_of(row: Row, data: Data) -> bool:
 
 
 def plain_of(row: Row, data: Data, form: DataFormat, why: str) -> tuple[str, list[str]]:
-    """Return prompt and completions of a row as text, for a model without a template, for which `why` is the
-    reason. Raises SpecError.
-    """
-    keys = ["prompt_key", "completion_key"]
-    if form == "preference":
-        keys = ["prompt_key", "chosen_key", "rejected_key"]
-    if form == "messages":
-        keys = ["messages_key"]
+    """Return prompt and completions of a row as text, as there is no template: `why`. Raises SpecError."""
+    sides = {"preference": ["chosen_key", "rejected_key"]}.get(form, ["completion_key"])
+    keys = ["messages_key"] if form == "messages" else ["prompt_key", *sides]
     texts = [prompt_of(row, data) if key == "prompt_key" else value_of(row, data, key) for key in keys]
     for key, text in zip(keys, texts, strict=True):
         if not isinstance(text, str) or len(texts) == 1:
-            raise SpecError(
-                f"{row.where}: {getattr(data, key)} is a list of messages but {why}",
-                hint="Give prompt and completion as strings.",
-            )
+            hint = "Give prompt and completion as strings."
+            raise SpecError(f"{row.where}: {getattr(data, key)} is a list of messages but {why}", hint=hint)
     return texts[0], texts[1:]
 
 
-def _said(row: Row, data: Data, key: str) -> tuple[list[dict[str, Any]], Any]:
-    """Return a completion as messages, a text and a single message too, and what the row has for them.
-
-    Raises SpecError.
-    """
+def _completion(row: Row, data: Data, key: str) -> tuple[list[dict[str, Any]], Any]:
+    """Return a completion as messages, and the value that the row has for them. Raises SpecError."""
     value = value_of(row, data, key)
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}], value

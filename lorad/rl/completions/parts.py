@@ -35,7 +35,7 @@ REWRITES = "the chat template renders what is before an assistant's turn in anot
 class Part(Struct, frozen=True):
     """A part of a sample as text, and whether it is trained. The first part is the prompt.
 
-    One that `is_bare` ends with what is said, so that an end token is added unless that ends with one.
+    is_bare: It ends with the words of a message, so that an end token is added unless the words end with one.
     """
 
     text: str
@@ -44,11 +44,10 @@ class Part(Struct, frozen=True):
 
 
 class Samples(Struct, frozen=True):
-    """A chat makes these samples.
+    """The samples of a chat.
 
-    Attributes:
-        parts: The parts of each sample.
-        left: How many of its last turns were not rendered.
+    parts: The parts of each sample.
+    left: How many of the chat's last turns were not rendered.
     """
 
     parts: list[list[Part]]
@@ -61,8 +60,9 @@ _Pair = tuple[str, str]  # a chat up to a trained turn, and with that turn
 def cut_chats(
     chats: Sequence[tuple[Row, ChatTurns]], texts: Texts, too_long: Callable[[Sequence[str]], bool]
 ) -> Iterator[Samples]:
-    """Yield the samples of each chat. Where `too_long` says that all of some prompts are too long, the rest
-    of the chat is left out. Raises SpecError.
+    """Yield the samples of each chat. Raises SpecError.
+
+    Where `too_long` says that all of some prompts are too long, the rest of the chat is left out.
     """
     few = [(row, turns.messages, turns.trained) for row, turns in chats if len(turns.trained) <= _FEW]
     pairs = iter(_pairs([(row, messages, place) for row, messages, places in few for place in places], texts))
@@ -102,9 +102,7 @@ def _pairs(places: Sequence[tuple[Row, list[dict[str, Any]], int]], texts: Texts
 def _by_exchanges(
     row: Row, messages: list[dict[str, Any]], places: Sequence[int], texts: Texts
 ) -> list[Part] | None:
-    """Render each trained turn of a long chat behind the exchange before it; None where that does not make
-    the chat.
-    """
+    """Render each trained turn behind the exchange before it; None where that does not make the chat."""
     head = 1 if messages[0]["role"] in ("system", "developer") else 0
     begins = [head]
     for place in places[:-2]:  # the next exchange goes back to a message of the user's, if one is near
@@ -136,7 +134,7 @@ def _by_exchanges(
 
 
 def _is_bare(message: Mapping[str, Any], text: str) -> bool:
-    """Return whether a text ends with what a message says, so that perhaps nothing ends the turn."""
+    """Return whether a text ends with the words of a message, so that perhaps nothing ends the turn."""
     content = message.get("content") or ""
     return text.rstrip().endswith((content if isinstance(content, str) else content[-1]["text"]).strip())
 
@@ -168,11 +166,7 @@ def _set_apart(row: Row, messages: list[dict[str, Any]], place: int, pair: _Pair
 
 
 def _samples(
-    row: Row,
-    messages: list[dict[str, Any]],
-    places: Sequence[int],
-    pairs: Sequence[_Pair],
-    texts: Texts,
+    row: Row, messages: list[dict[str, Any]], places: Sequence[int], pairs: Sequence[_Pair], texts: Texts
 ) -> list[list[Part]]:
     """Cut a chat into parts, for one sample, or for one of each turn where the template rewrites the past.
 

@@ -8,14 +8,16 @@ import numpy as np
 
 from lorad.rl.tokenizer import Tokenizer
 
-_SHORT = 64
-_MOST = 4096  # characters of a text whose ids are remembered, and such texts
+_SHORT = 64  # characters of the longest text whose ids are remembered
+_MOST = 4096  # texts whose ids are remembered
 
 
 class Prefixes:
     """Tokenises each beginning only from its last added token on (`<|im_start|>`), before which no tokenizer
-    looks; where it has none, from the end of a shorter beginning on, as long as that gives the tokens of the
-    text. So a text costs its length, however many of its beginnings are asked for.
+    looks.
+
+    Where it has none, from the end of a shorter beginning on, as long as that gives the tokens of the text.
+    So a text costs its length, however many of its beginnings are asked for.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
@@ -32,8 +34,7 @@ class Prefixes:
     def of(self, text: str, ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, list[int]]]:
         """Tokenise the beginnings of a text that end at `ends`.
 
-        Returns for each beginning how many of `ids`, the ids of the whole text, it begins with, and the ids
-        behind them.
+        Returns for each beginning how many of the text's `ids` it begins with, and the ids behind them.
         """
         matches = [*self._pattern.finditer(text)]
         array = np.array(ids, np.int64)

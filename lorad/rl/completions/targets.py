@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from lorad.box.memory import bounded_memory
 from lorad.errors import SpecError
 from lorad.rl.completions.formats import ChatTurns, format_of, label_of, plain_of, turns_of
 from lorad.rl.completions.parts import REWRITES, Part, cut_chats
@@ -25,20 +24,20 @@ from lorad.rl.data import (
     Dataset,
     Example,
     NoData,
+    PreparedRows,
     RowDataset,
     Split,
     TaskDataset,
     chunks,
     load_data,
     load_eval,
-    name_of,
     prompt_value_of,
-    refuse_for_chats,
+    refuse_for_plain,
+    with_answer,
 )
 from lorad.rl.generated.environment import environment_rows
-from lorad.rl.kept.cache import CacheKey, kept_rows, key_of
-from lorad.rl.kept.order import order_of
-from lorad.rl.kept.rows import Kept, RowFacts, RowsOf, Target
+from lorad.rl.kept.cache import CacheKey, key_of
+from lorad.rl.kept.rows import Kept, Target
 from lorad.rl.kept.summary import Summary
 from lorad.rl.rows.columns import find_value, text_of, value_of
 from lorad.rl.rows.messages import TRAINED_KEYS, with_system
@@ -46,143 +45,45 @@ from lorad.rl.rows.pairs import Judgement
 from lorad.rl.rows.shown import unshown
 from lorad.rl.rows.variables import variables_of
 from lorad.rl.sources import Row, labelled, read_rows
-from lorad.rl.streaming.reader import Reader, eval_rows, reader_of, trained_on
-from lorad.rl.streaming.stream import Stream
+from lorad.rl.streaming.reader import Reader, eval_rows, reader_of
 from lorad.rl.tasks import TASKS
 from lorad.rl.templates import Refused
 from lorad.rl.tokenizer import Tokenizer, refusal
 from lorad.spec.algorithm import Algorithm
-from lorad.spec.data import Data, DataFormat, Sources, single
+from lorad.spec.data import Data, Sources, single
 from lorad.spec.model import Spec
 
 _Group = list[list[Part]]  # samples of one prompt
 
 
-class _TargetTask(Dataset):
-    """A builtin task: its answers are the completions."""
-
-    def __init__(self, problems: TaskDataset, tokenizer: Tokenizer) -> None:
-        self._problems = problems
-        self._tokenizer = tokenizer
-
-    def take(self, position: int, n: int) -> list[Example]:
-        examples = self._problems.take(position, n)
-        return [_with_targets(example, self._tokenizer) for example in examples]
-
-
-def _with_targets(example: Example, tokenizer: Tokenizer) -> Example:
-    tokens = [*tokenizer.encode(example.answer), *tokenizer.eos_ids[:1]]
-    target = Target(np.array(tokens, np.int32), np.ones(len(tokens), np.bool_))
-    return structs.replace(example, targets=(target,))
-
-
-class TargetDataset(Dataset):
-    """Rows in memory, tokenised.
-
-    Attributes:
-        form: What the rows are.
-        unended: How many trained turns have no end token, so that a model learns not to end them.
-        split: How many rows are split, so that each turn of theirs is a sample.
-    """
+class TargetDataset(PreparedRows):
+    """Rows that hold completions."""
 
     def __init__(
-        self,
-        sources: Sources,
-        rows: Iterable[Row],
-        data: Data,
-        tokenizer: Tokenizer,
-        seed: int,
-        algorithm: Algorithm,
-        key: CacheKey | None = None,
+        self, sources: Sources, data: Data, tokenizer: Tokenizer, seed: int, algorithm: Algorithm
     ) -> None:
-        """Check every row, unless they are kept under `key`. Raises SpecError with `file:line`, and when no
-        row is left.
-        """
-        self._begin(sources, data, tokenizer)
-        name = self._name
-        summary = Summary(data)
-        self.form: DataFormat = "auto"
-
-        def read() -> Iterator[Kept]:
-            first = next(stream)
-            self.form = format_of(first, data, algorithm)
-            return summary.of(self._read(chain([first], stream)))
-
-        def facts() -> RowFacts:
-            return RowFacts(
-                has_answers=summary.has_answers,
-                digest=summary.digest,
-                unshown=self._unshown,
-                dropped=self.dropped,
-                cut=self.cut,
-                form=self.form,
-                split=self.split,
-                unended=self.unended,
-            )
-
-        stream = iter(rows)
-        with bounded_memory(name):
-            try:
-                self._kept, gathered = kept_rows(key, read, facts)
-            except StopIteration:
-                raise SpecError(f"{name} has no row", key="data", hint="Add rows.") from None
-        self.size = len(self._kept)
-        self.digest = gathered.digest
-        self.has_answers = gathered.has_answers
-        self.dropped = gathered.dropped
-        self.cut = gathered.cut
-        self.form = gathered.form
-        self.split = gathered.split
-        self.unended = gathered.unended
-        self.unshown = gathered.unshown
-        self.prompt_lengths = self._kept.prompt_lengths
-        self.completion_lengths = self._kept.completion_lengths
-        if not self._kept:
-            left_out = f", {self.dropped} were too long" if self.dropped else ""
-            raise SpecError(
-                f"{name} has no usable row{left_out}",
-                key="data",
-                hint="Raise data.max_sample_tokens or add rows.",
-            )
-        self._order = order_of(self._kept, sources, seed, shuffled=data.shuffle)
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        return RowsOf(self._kept)
+        super().__init__(sources, data, tokenizer, seed)
+        self._algorithm = algorithm
 
     def judgements(self) -> Iterator[Judgement]:
         """Yield the preferences of the rows as they are trained."""
-        yield from (self._judgement(kept) for kept in self._kept)
-
-    def _judgement(self, kept: Kept) -> Judgement:
-        label = label_of(kept.row, self._data) if self.form == "labels" else None
-        return Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
-
-    def _begin(self, sources: Sources, data: Data, tokenizer: Tokenizer) -> None:
-        self._name = name_of(sources)
-        self._data = data
-        self._tokenizer = tokenizer
-        self._templated = data.chat_template == "auto" and tokenizer.has_chat_template
-        self.unended = self.split = 0
-        self.unshown = self._unshown = dict[tuple[str, int], str]()
-
-    def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self._order.place(index) for index in range(position, position + n)]
-        return [self._example(self._kept[place], epoch) for place, epoch in chosen]
+        for kept in self._kept if self.stream is None else self.stream.in_memory():
+            label = label_of(kept.row, self._data) if self.form == "labels" else None
+            yield Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
 
     def places(self, position: int, n: int) -> list[int]:
-        """Return which rows `take` returns, counted from 0."""
+        """Return which rows in memory `take` returns, counted from 0."""
         return [self._order.place(index)[0] for index in range(position, position + n)]
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return how many tokens the completions of each row have, int64 [rows]."""
+        """Return how many tokens the completions of each row in memory have, int64 [rows]."""
         lengths = np.array(self.completion_lengths, np.int64)
         return np.asarray(lengths.reshape(len(self._kept), -1).sum(axis=1))
 
     @property
     def tokens_digest(self) -> str:
-        """Return the sha256 (hex) of the tokens of all rows, as the tokenizer and its template make them."""
+        """Return the sha256 (hex) of the tokens of all rows in memory."""
         digest = hashlib.sha256()
         for kept in self._kept:
             for tokens in (kept.prompt, *(target.tokens for target in kept.targets)):
@@ -215,20 +116,19 @@ class TargetDataset(Dataset):
             answer_value=answer,
         )
 
-    def _read(self, rows: Iterable[Row]) -> Iterator[Kept]:
+    def _prepare(self, rows: Iterable[Row]) -> Iterator[Kept]:
         prefixes = Prefixes(self._tokenizer, special=not self._templated)
         for chunk in chunks(rows):
             parted = self._parts(chunk)
             samples = [
-                (row.where, "".join(part.text for part in parts))
+                (row.where, parts)
                 for row, groups in zip(chunk, parted, strict=True)
                 for group in groups
                 for parts in group
             ]
             places = [place for place, _ in samples]
-            texts = [text for _, text in samples]
-            ids = self._tokenizer.encode_batch(texts, special=not self._templated, places=places)
-            encoded = iter(ids)
+            texts = ["".join(part.text for part in parts) for _, parts in samples]
+            encoded = iter(self._tokenizer.encode_batch(texts, special=not self._templated, places=places))
             for row, groups in zip(chunk, parted, strict=True):
                 self.split += len(groups) > 1
                 for number, group in enumerate(groups):
@@ -243,10 +143,8 @@ class TargetDataset(Dataset):
         prompt = tokenised[0][0]
         targets = tuple(target for _, target in tokenised)
         if group[0][0] != group[-1][0]:
-            raise SpecError(
-                f"{row.where}: chosen and rejected differ before the assistant's turn",
-                hint="Both answer the same prompt.",
-            )
+            hint = "Both answer the same prompt."
+            raise SpecError(f"{row.where}: chosen and rejected differ before the assistant's turn", hint=hint)
         if self.form == "labels":
             label_of(row, self._data)
         room = self._data.max_sample_tokens - prompt.size
@@ -261,10 +159,7 @@ class TargetDataset(Dataset):
     def _target(
         self, row: Row, parts: Sequence[Part], ids: list[int], prefixes: Prefixes
     ) -> tuple[np.ndarray, Target]:
-        """Return the tokens of the prompt, and what follows it, from the tokens `ids` of the whole text.
-
-        Raises SpecError where nothing is trained.
-        """
+        """Return a prompt and its target by the text's `ids`. Raises SpecError if nothing is trained."""
         ends = [*accumulate(len(part.text) for part in parts)]
         beginnings = prefixes.of("".join(part.text for part in parts), ids, ends)
         tokens = ids[: beginnings[0][0]] + beginnings[0][1]
@@ -307,9 +202,7 @@ class TargetDataset(Dataset):
     def _parts(self, rows: Sequence[Row]) -> list[list[_Group]]:
         """Return the groups of each row. Raises SpecError."""
         if not self._templated:
-            never = self._data.chat_template == "never"
-            why = "data.chat_template is never" if never else "the model has no chat template"
-            plain = [plain_of(row, self._data, self.form, why) for row in rows]
+            plain = [plain_of(row, self._data, self.form, self._why_plain) for row in rows]
             return [
                 [[[Part(prompt, False), Part(text, True, True)] for text in completions]]
                 for prompt, completions in plain
@@ -329,10 +222,8 @@ class TargetDataset(Dataset):
         for row in rows:  # its chats side by side, or the samples of its only one, each alone
             its_chats = groups[row.where]
             if len(its_chats) > 1 and any(len(samples) > 1 for samples in its_chats):
-                raise SpecError(
-                    f"{row.where}: {REWRITES}, so that several turns of a preference are no one sample",
-                    hint="Let chosen and rejected differ in their last turn alone.",
-                )
+                problem = f"{row.where}: {REWRITES}, so that several turns of a preference are no one sample"
+                raise SpecError(problem, hint="Let chosen and rejected differ in their last turn alone.")
         return [
             [[samples[0] for samples in its]] if len(its) > 1 else [[sample] for sample in its[0]]
             for its in (groups[row.where] for row in rows)
@@ -376,36 +267,52 @@ class TargetDataset(Dataset):
             raise refusal(error, chats[error.index][0].where) from error
 
 
+class _TargetRows(TargetDataset):
+    """Completions that are made ready before the run."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        rows: Iterable[Row],
+        data: Data,
+        tokenizer: Tokenizer,
+        seed: int,
+        algorithm: Algorithm,
+        key: CacheKey | None = None,
+    ) -> None:
+        """Check every row, unless they are kept under `key`. Raises SpecError, also when no row is left."""
+        super().__init__(sources, data, tokenizer, seed, algorithm)
+        summary = Summary(data)
+        stream = iter(rows)
+
+        def make() -> Iterator[Kept]:
+            if (first := next(stream, None)) is None:
+                raise SpecError(f"{self._name} has no row", key="data", hint="Add rows.")
+            self.form = format_of(first, data, algorithm)
+            return summary.of(self._prepare(chain([first], stream)))
+
+        self.open_rows(key, make, summary)
+        self.prompt_lengths = self._kept.prompt_lengths
+        self.completion_lengths = self._kept.completion_lengths
+        if not self._kept:
+            left_out = f", {self.dropped} were too long" if self.dropped else ""
+            hint = "Raise data.max_sample_tokens or add rows."
+            raise SpecError(f"{self._name} has no usable row{left_out}", key="data", hint=hint)
+
+
 class _TargetStream(TargetDataset):
-    """Rows that are read while the run trains."""
+    """Completions that are read while the run trains."""
 
     def __init__(
         self, source: str, reader: Reader, data: Data, tokenizer: Tokenizer, seed: int, algorithm: Algorithm
     ) -> None:
-        """Check the first rows. Raises SpecError with their place."""
-        self._begin(source, data, tokenizer)
-        self._algorithm = algorithm
-        self.form = "auto"
-        self.digest = hashlib.sha256(reader.known.encode()).hexdigest()
-        self.stream = self._rows = Stream(reader, self._usable, seed, data.buffer, shuffled=data.shuffle)
-        first, _ = self._rows.item(0)
-        self.has_answers = find_value(first.row, data, "answer_key") is not None
+        super().__init__(source, data, tokenizer, seed, algorithm)
+        self.open_stream(reader)
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        return [kept.row for kept in self._rows.known()]
-
-    def judgements(self) -> Iterator[Judgement]:
-        yield from (self._judgement(kept) for kept in self._rows.known())
-
-    def take(self, position: int, n: int) -> list[Example]:
-        chosen = [self._rows.item(index) for index in range(position, position + n)]
-        return [self._example(kept, epoch) for kept, epoch in chosen]
-
-    def _usable(self, rows: list[Row]) -> list[Kept]:
+    def usable(self, rows: list[Row]) -> list[Kept]:
         if rows and self.form == "auto":
             self.form = format_of(rows[0], self._data, self._algorithm)
-        return [*self._read(trained_on(rows, self._data))]
+        return super().usable(rows)
 
 
 def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
@@ -420,17 +327,16 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
     if kind == "rl":
         return load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
     if single(data.train) in TASKS and kind == "preference":
-        raise SpecError(
-            f"the task {data.train} has right answers and no wrong ones",
-            key="data.train",
-            hint="Give a .jsonl or .parquet file, or a hub dataset, of preferences.",
-        )
+        problem = f"the task {data.train} has right answers and no wrong ones"
+        hint = "Give a .jsonl or .parquet file, or a hub dataset, of preferences."
+        raise SpecError(problem, key="data.train", hint=hint)
     if single(data.train) in TASKS:
         dataset = load_data(data.train, "train", data, tokenizer, spec.seed, cwd)
         assert isinstance(dataset, TaskDataset)
-        return _TargetTask(dataset, tokenizer)
+        dataset.trains_answers = True
+        return dataset
     if data.streaming:
-        _refuse_for_plain(data, tokenizer)
+        refuse_for_plain(data, tokenizer)
         source = single(data.train)
         reader = reader_of(source, "train", cwd)
         return _TargetStream(source, reader, data, tokenizer, spec.seed, spec.algorithm)
@@ -438,8 +344,9 @@ def load_train(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> Dataset:
 
 
 def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
-    """Return the held-out problems, see `load_eval`; with the completions of their data where those are
-    trained on. Rows without completions are prompts. Raises SpecError.
+    """Return the held-out problems, see `load_eval`. Raises SpecError.
+
+    Where completions are trained on, the problems have those of their data; rows without any are prompts.
     """
     data = spec.data
     kind = spec.algorithm.kind
@@ -453,13 +360,11 @@ def load_held_out(spec: Spec, tokenizer: Tokenizer, cwd: Path) -> list[Example]:
             return load_eval(data, tokenizer, spec.eval.problems, cwd)
         if not rows:
             return []
-        dataset = TargetDataset(data.eval or data.train, rows, ordered, tokenizer, EVAL_SEED, spec.algorithm)
+        dataset = _TargetRows(data.eval or data.train, rows, ordered, tokenizer, EVAL_SEED, spec.algorithm)
         return dataset.take(0, dataset.size or 0)
     if source is None or single(source) in TASKS:
         problems = load_eval(data, tokenizer, spec.eval.problems, cwd)
-        return (
-            problems if kind == "preference" else [_with_targets(example, tokenizer) for example in problems]
-        )
+        return problems if kind == "preference" else [with_answer(e, tokenizer) for e in problems]
     first = next(labelled(source, lambda name: read_rows(name, "test", cwd)), None)
     if first is not None and data.format == "auto" and not _has_targets(first, data, spec.algorithm):
         return load_eval(data, tokenizer, spec.eval.problems, cwd)
@@ -475,17 +380,12 @@ def _rows(
     seed: int,
     cwd: Path,
     algorithm: Algorithm,
-) -> TargetDataset:
-    _refuse_for_plain(data, tokenizer)
+) -> _TargetRows:
+    refuse_for_plain(data, tokenizer)
     rows = labelled(source, lambda name: read_rows(name, split, cwd))
     about = (split, str(algorithm.kind), str(algorithm.name), algorithm.preference.loss)
     key = key_of(source, data, tokenizer, cwd, *about)
-    return TargetDataset(source, rows, data, tokenizer, seed, algorithm, key)
-
-
-def _refuse_for_plain(data: Data, tokenizer: Tokenizer) -> None:
-    if not tokenizer.has_chat_template:
-        refuse_for_chats(data, "the model has no chat template")
+    return _TargetRows(source, rows, data, tokenizer, seed, algorithm, key)
 
 
 def _has_targets(row: Row, data: Data, algorithm: Algorithm) -> bool:

@@ -22,11 +22,10 @@ _HELD_OUT = 16  # prompts, of which one is held out
 
 
 class EnvironmentSetup(ProgramSetup):
-    """Names an environment in `function`, without owner and version, and as the spec does in `file`.
+    """The setup of an environment's process: `function` is its package, `file` its name in the spec.
 
-    Attributes:
-        turns: Turns of the model that an episode may have.
-        lists_rows: Whether the process is to say what the environment is, and to play nothing.
+    turns: Turns of the model that an episode may have.
+    lists_rows: Whether the process is to say what the environment is, and to play nothing.
     """
 
     turns: int = 0
@@ -36,10 +35,8 @@ class EnvironmentSetup(ProgramSetup):
 class OwnRow(msgspec.Struct, frozen=True):
     """A row of an environment.
 
-    Attributes:
-        index: Its place in the dataset that the environment trains on, or in the one that it evaluates on.
-        is_held_out: Whether it is in the latter.
-        prompt: What the model reads first, as text or messages.
+    index: Its place in the dataset that the environment trains on, or evaluates on where it is held out.
+    prompt: What the model reads first, as text or messages.
     """
 
     index: int
@@ -49,11 +46,10 @@ class OwnRow(msgspec.Struct, frozen=True):
 
 
 class Described(Ready):
-    """Says what an environment is.
+    """What an environment is.
 
-    Attributes:
-        versions: The versions of its package and of verifiers, by name.
-        has_tools: Whether it offers the model tools.
+    versions: The versions of its package and of verifiers, by name.
+    has_tools: Whether it offers the model tools.
     """
 
     versions: dict[str, str] = msgspec.field(default_factory=dict)

@@ -44,19 +44,13 @@ def _printed(task: str, args: str, python: str) -> tuple[str, ...]:
             command, capture_output=True, text=True, timeout=_SECONDS, env=env | {"MPLBACKEND": "agg"}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpecError(
-            f"{python} made no rows: {error}",
-            key="data.python",
-            hint="Name an interpreter, such as ~/venvs/gym/bin/python.",
-        ) from None
+        hint = "Name an interpreter, such as ~/venvs/gym/bin/python."
+        raise SpecError(f"{python} made no rows: {error}", key="data.python", hint=hint) from None
     lines = done.stdout.splitlines()
     if done.returncode == _REFUSED and lines:
         said: dict[str, Any] = json.loads(lines[-1])
         raise SpecError(said["error"], key="data.train", hint=said["hint"])
     if done.returncode:
-        raise SpecError(
-            f"{python} made no rows: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}",
-            key="data.train",
-            hint="Does `import reasoning_gym` work there?",
-        )
+        problem = f"{python} made no rows: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}"
+        raise SpecError(problem, key="data.train", hint="Does `import reasoning_gym` work there?")
     return tuple(lines)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lorad.errors import SpecError
-from lorad.spec.data import SIDES, names_of, own_of
+from lorad.spec.data import SIDES, names_of, sources_with_own
 from lorad.spec.env import VERIFIERS
 from lorad.spec.model import Spec
 
@@ -16,7 +16,7 @@ def refuse_rows(spec: Spec) -> Iterator[SpecError]:
     for key, name, named in (
         (key, name, names) for key, names in sources.items() for name in names_of(names)
     ):
-        if name != own and (own or (name.startswith(VERIFIERS) and name not in own_of(named))):
+        if name != own and (own or (name.startswith(VERIFIERS) and name not in sources_with_own(named))):
             hint = "An environment of verifiers has rows of its own: name it in env.name, and no data."
             yield SpecError(f"env.name plays {own}, and not the rows of {name}", key=key, hint=hint)
     if own and spec.env.sandbox != "none":
@@ -28,7 +28,7 @@ def refuse_judges(spec: Spec) -> Iterator[SpecError]:
     """Yield errors of sources with an environment or a reward of their own."""
     for side in SIDES:
         packages = set[str]()
-        for name, own in own_of(getattr(spec.data, side)).items():
+        for name, own in sources_with_own(getattr(spec.data, side)).items():
             key = f"data.{side}"
             env = own.played
             if spec.algorithm.kind != "rl":

@@ -35,25 +35,18 @@ _NOT_READ = ("shuffle", "buffer", "prompts_per_step", "streaming", "eval")
 
 
 class CacheKey(Struct, frozen=True):
-    """A key finds rows that were made ready.
+    """A key that finds rows that were made ready.
 
-    Attributes:
-        text: The name of their file, without its ending.
-        files: The files of the data, with their size, time and inode when the key was made.
+    text: The name of their file, without its ending.
+    files: The files of the data, with their size, time and inode when the key was made.
     """
 
     text: str
     files: dict[Path, tuple[int, ...]]
 
-    def holds(self) -> bool:
-        """Return whether the data are still the files that the key is of."""
-        return all(_looks(path) == looks for path, looks in self.files.items())
-
 
 def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about: str) -> CacheKey | None:
-    """Return the key of rows, which also follow from the settings `about`; None where they are few, or not of
-    files alone.
-    """
+    """Return the key of rows and of the settings `about`; None for small data, and for other than files."""
     paths = [cwd / expanded(name) for name in names_of(sources)]
     if not all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths):
         return None
@@ -62,7 +55,7 @@ def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about
         return None
     settings = {key: value for key, value in msgspec.to_builtins(data).items() if key not in _NOT_READ}
     digest = hashlib.sha256(
-        msgspec.json.encode([_code(), tokenizer.known, settings, about, [str(path) for path in paths]])
+        msgspec.json.encode([_code(), tokenizer.digest, settings, about, [str(path) for path in paths]])
     )
     for path in paths:
         with open_file(path) as file:
@@ -75,28 +68,26 @@ def key_of(sources: Sources, data: Data, tokenizer: Tokenizer, cwd: Path, *about
 def kept_rows(
     key: CacheKey | None, make: Callable[[], Iterator[Kept]], facts: Callable[[], RowFacts]
 ) -> tuple[KeptRows, RowFacts]:
-    """Open the rows of a key, or make them and keep them for the next attempt.
-
-    Args:
-        make: Makes the rows.
-        facts: Says afterwards what was learnt of them.
-    """
+    """Open the rows of a key, or `make` them, learn their `facts`, and keep both for the next attempt."""
     path = None
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _place() / f"{key.text}.rows" if key is not None else None
-        if key is not None and path is not None and (opened := KeptRows.opened(path, key.text)) is not None:
-            os.utime(path)
-            return opened
+    if key is not None:
+        with contextlib.suppress(OSError, RuntimeError):
+            path = _place() / f"{key.text}.rows"
+            if (opened := KeptRows.opened(path, key.text)) is not None:
+                os.utime(path)
+                return opened
     rows = KeptRows(_directory)
     try:
         with _all_cores():
             for sample in make():
                 rows.add(sample)
         gathered = facts()
-        if key is not None and path is not None and rows.is_large and key.holds():
+        if key is not None and path is not None and rows.is_large:
+            is_unchanged = all(_looks(file) == looks for file, looks in key.files.items())
             with contextlib.suppress(OSError):
-                rows.publish(path, key.text, gathered)
-                _make_room(path.parent, path)
+                if is_unchanged:
+                    rows.publish(path, key.text, gathered)
+                    _make_room(path.parent, path)
         return rows, gathered
     finally:
         rows.close()
@@ -104,7 +95,7 @@ def kept_rows(
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[None]:
-    """Let tokenizers use all cores within the block; the libraries are told by a variable."""
+    """Let tokenizers use all cores within the block; the libraries read a variable."""
     before = os.environ.get(_PARALLEL)
     os.environ[_PARALLEL] = "true"
     try:

@@ -9,9 +9,9 @@ import os
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,8 +47,9 @@ class Kept(Struct, frozen=True, eq=False):
 
 
 class RowFacts(Struct, frozen=True):
-    """The facts that follow from rows once they are made ready, the lengths of all prompts (uint32) among
-    them; see `Dataset` and `TargetDataset`.
+    """The facts that follow from rows once they are ready, see `Dataset` and `TargetDataset`.
+
+    lengths: The lengths of all prompts, uint32.
     """
 
     has_answers: bool
@@ -88,12 +89,11 @@ _ROWS = msgspec.msgpack.Decoder(_KeptRow)
 _SAMPLES = msgspec.msgpack.Decoder(_Sample)
 
 
-class KeptRows(Sequence[Kept]):
+class KeptRows(Iterable[Kept]):
     """Rows in the order in which they are added. Safe between threads once all are.
 
-    Attributes:
-        prompt_lengths: The tokens of each prompt.
-        completion_lengths: The tokens of each completion, row by row.
+    prompt_lengths: The tokens of each prompt.
+    completion_lengths: The tokens of each completion, row by row.
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
@@ -131,13 +131,10 @@ class KeptRows(Sequence[Kept]):
     def __len__(self) -> int:
         return len(self._samples)
 
-    @overload
-    def __getitem__(self, place: int) -> Kept: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Kept]: ...
-    def __getitem__(self, place: int | slice) -> Kept | list[Kept]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(len(self))[place]]
+    def __iter__(self) -> Iterator[Kept]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, place: int) -> Kept:
         sample = _SAMPLES.decode(self._read(self._samples[place]))
         targets = []
         for tokens, bits in sample.targets:
@@ -222,7 +219,7 @@ class KeptRows(Sequence[Kept]):
                 self._tail = bytearray(os.pread(self._file, self._written, 0)) + self._tail
                 self._end()
             self.close()
-            self._directory = _nowhere
+            self._directory = lambda: None
             self._file = None
             self._written = 0
             return
@@ -249,7 +246,7 @@ class KeptRows(Sequence[Kept]):
     @classmethod
     def opened(cls, path: Path, key: str) -> tuple["KeptRows", RowFacts] | None:
         """Return the rows of a file that this user published; None where it is not one of this key."""
-        rows = cls(_nowhere)
+        rows = cls(lambda: None)
         with open_file(path, links=False) as opened:
             file = os.dup(opened.fileno())
         rows._has(file)
@@ -287,10 +284,6 @@ def _write(file: int, data: bytes | bytearray) -> None:
             at += os.write(file, view[at:])
 
 
-def _nowhere() -> None:
-    """Keep rows in memory."""
-
-
 class RowsOf(Sequence[Row]):
     """The rows behind samples, each read when it is asked for."""
 
@@ -300,14 +293,7 @@ class RowsOf(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self._kept.row(number) for number in range(len(self))[place]]
         return self._kept.row(place)
-
-    def __iter__(self) -> Iterator[Row]:
-        return map(self._kept.row, range(len(self._kept)))

@@ -14,22 +14,14 @@ class Summary:
     """A summary grows while rows are made ready: their digest, and whether they have answers."""
 
     def __init__(self, data: Data, apart: Collection[str] = ()) -> None:
-        """Begin with no row. apart: sources that are judged by themselves, so that some may lack answers."""
+        """Begin with no row. Sources that are judged `apart` may lack answers where others have some."""
         self._data = data
         self._apart = apart
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()
+        self.answered = set[str]()  # sources, "" for all that are not judged apart
+        self._unanswered = dict[str, Row]()
         self._said = b""
         self._row: Row | None = None
-        self._answered = set[str]()
-        self._unanswered = dict[str, Row]()
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest()
-
-    @property
-    def has_answers(self) -> bool:
-        return bool(self._answered)
 
     def of(self, kept: Iterable[Kept]) -> Iterator[Kept]:
         """Yield what is kept. Raises SpecError for the first row without an answer, where others have one."""
@@ -40,10 +32,10 @@ class Summary:
                 self._said = json.dumps(content, sort_keys=True, default=str).encode()
                 judged = row.source if row.source in self._apart else ""
                 if find_value(row, self._data, "answer_key") is not None:
-                    self._answered.add(judged)
+                    self.answered.add(judged)
                 else:
                     self._unanswered.setdefault(judged, row)
-            self._digest.update(self._said)
+            self.digest.update(self._said)
             yield sample
-        for judged in self._answered & self._unanswered.keys():
+        for judged in self.answered & self._unanswered.keys():
             value_of(self._unanswered[judged], self._data, "answer_key")

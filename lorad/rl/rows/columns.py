@@ -30,10 +30,8 @@ def prompt_of(row: Row, data: Data) -> Any:
 
     def column(name: re.Match[str]) -> str:
         if (value := _look_up(row.values, name[1])) is None:
-            raise SpecError(
-                f"{row.where}: data.prompt_format names {name[1]!r}, which the row does not have",
-                hint=f"There is {some_of(row.values)}.",
-            )
+            problem = f"{row.where}: data.prompt_format names {name[1]!r}, which the row does not have"
+            raise SpecError(problem, hint=f"There is {some_of(row.values)}.")
         return text_of(value)
 
     return _IN_BRACES.sub(column, data.prompt_format)

@@ -17,8 +17,9 @@ _SIDES = ("prompt_key", "completion_key", "chosen_key", "rejected_key")
 
 
 def row_doubts(key: str, rows: Iterable[Row], data: Data, form: DataFormat | None) -> list[str]:
-    """Return warnings about rows that are chats for the model, of a form or prompts; each says which of them
-    it is about, and begins with the key of the spec that names them.
+    """Return warnings about rows that are chats, prompts where the form is None.
+
+    Each begins with the key of the spec that names the rows, and says which rows it is about.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {sentence: {} for sentence in _DOUBTS}
     for row in rows:
@@ -29,7 +30,7 @@ def row_doubts(key: str, rows: Iterable[Row], data: Data, form: DataFormat | Non
 
 
 def are_chats(spec: Spec, data: Data, tokenizer: Tokenizer) -> bool:
-    """Return whether rows are rendered as chats; in an environment that decides what the model is told."""
+    """Return whether rows are rendered as chats; an environment decides itself what the model reads."""
     return spec.env.name is None and tokenizer.has_chat_template and data.chat_template == "auto"
 
 
@@ -38,16 +39,6 @@ def listed(words: Mapping[tuple[str, int], str]) -> str:
     (source, number), first = next(iter(words.items()))
     others = f" and {len(words) - 1} more" if len(words) > 1 else ""
     return f"row {number}{f' of {source}' if source else ''} ({first}){others}"
-
-
-def _continued(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the last words of a prompt that ends with the assistant's, which the model continues."""
-    return _last_words(row, data, form) if form is None else ""
-
-
-def _answered(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the last words of a prompt that ends with the assistant's, behind which a completion begins."""
-    return "" if form is None else _last_words(row, data, form)
 
 
 def _last_words(row: Row, data: Data, form: DataFormat | None) -> str:
@@ -112,7 +103,7 @@ def _unread(row: Row, data: Data, form: DataFormat | None) -> str:
 
 
 def _of_another(row: Row, data: Data, form: DataFormat | None) -> str:
-    """Return the role of a message that is not the assistant's, and says that it is trained."""
+    """Return the role of a message that says that it is trained, and is not the assistant's."""
     chat = chat_in(find_value(row, data, "messages_key")) if form == "messages" else None
     roles = (
         speaker
@@ -143,9 +134,9 @@ def _prompt(row: Row, data: Data, form: DataFormat | None) -> Any:
 
 _DOUBTS: dict[str, Callable[[Row, Data, DataFormat | None], str]] = {
     "the prompt ends with a turn of the assistant's, which the model continues; drop that turn where it is "
-    "an answer": _continued,
+    "an answer": lambda row, data, form: "" if form else _last_words(row, data, form),
     "the prompt ends with a turn of the assistant's, behind which another one is begun; drop that turn, or "
-    "put it into the completion": _answered,
+    "put it into the completion": lambda row, data, form: _last_words(row, data, form) if form else "",
     "the text is a chat in JSON, and read as its messages": _read_as_chat,
     "the completion is a text, in which messages are written as JSON; make it a list": _left_as_text,
     "the prompt says nothing; leave the row out": _says_nothing,

@@ -68,17 +68,15 @@ def with_system(data: Data, messages: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def is_trained(message: Mapping[str, Any], where: str) -> bool:
-    """Return whether a message says that it is trained, as it does unless a key of it says no.
+    """Return whether a message is trained: it is unless one of its keys says no.
 
     Raises SpecError, which begins with `where`, for a key that is neither yes nor no.
     """
     for key in TRAINED_KEYS:
         value = message.get(key)
         if isinstance(value, list | dict | str) or value not in (None, 0, 1):
-            raise SpecError(
-                f"{where} has {key} {value!r:.40}, which is neither 0 nor 1",
-                hint="A message is trained or it is not: lorad weighs no part of one.",
-            )
+            hint = "A message is trained or it is not: lorad weighs no part of one."
+            raise SpecError(f"{where} has {key} {value!r:.40}, which is neither 0 nor 1", hint=hint)
     return not any(message.get(key) in (0, False) for key in TRAINED_KEYS)
 
 

@@ -31,11 +31,10 @@ _EMPTY = "that completion says nothing; leave the row out"
 class Judgement(NamedTuple):
     """A row of preferences as it is trained.
 
-    Attributes:
-        row: The row itself.
-        prompt: The tokens of its prompt, int32.
-        completions: The tokens of the chosen and of the rejected completion, or of a single one, int32 each.
-        label: Whether a single completion is desired; None for a pair.
+    row: The row itself.
+    prompt: The tokens of its prompt, int32.
+    completions: The tokens of the chosen and of the rejected completion, or of a single one, int32 each.
+    label: Whether a single completion is desired; None for a pair.
     """
 
     row: Row
@@ -45,8 +44,9 @@ class Judgement(NamedTuple):
 
 
 def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> list[str]:
-    """Return warnings about preferences; each says which rows it is about, and begins with the key of the
-    spec that names them. Raises SpecError where no pair has two sides.
+    """Return warnings about preferences. Raises SpecError where no pair has two sides.
+
+    Each begins with the key of the spec that names the rows, and says which rows it is about.
     """
     doubtful: dict[str, dict[tuple[str, int], str]] = {}
     seen = set[tuple[int, ...]]()
@@ -73,14 +73,12 @@ def preference_doubts(key: str, judgements: Iterable[Judgement], data: Data) -> 
 
 
 def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> Iterator[tuple[str, str]]:
-    """Compare the tokens of a row with each other and with the preferences that were `seen` before it. Yields
-    a sentence that is true of it, and words about it.
-    """
+    """Yield sentences about the tokens of a row and the preferences `seen` before it, and words for each."""
     prompt, *sides = (hash(tokens.tobytes()) for tokens in (judgement.prompt, *judgement.completions))
     label = judgement.label
     size = judgement.completions[0].size
     side = "completion_key" if len(sides) == 1 else "chosen_key"
-    text = " ".join(_said(find_value(judgement.row, data, side)).split())
+    text = " ".join(_last_text(find_value(judgement.row, data, side)).split())
     shown = f"“{text}”" if len(text) <= _SHOWN else f"“{text[:_SHOWN]}…”"
     if len(sides) == 2 and sides[0] == sides[1]:
         is_full = judgement.prompt.size + size >= data.max_sample_tokens
@@ -94,7 +92,7 @@ def _of_tokens(judgement: Judgement, seen: set[tuple[int, ...]], data: Data) -> 
 
 
 def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
-    """Compare the columns of a row. Yields a sentence that is true of it, and words about it."""
+    """Yield sentences that are true of the columns of a row, and words for each."""
     values = judgement.row.values
     for better, worse in _SCORES if judgement.label is None else ():
         high = values.get(better)
@@ -103,14 +101,14 @@ def _of_columns(judgement: Judgement, data: Data) -> Iterator[tuple[str, str]]:
             yield _SCORED, f"{better} {high:g}, {worse} {low:g}"
     prompt = None if data.prompt_format else find_value(judgement.row, data, "prompt_key")
     for side in _SIDES if judgement.label is None else ("completion_key",):
-        text = _said(find_value(judgement.row, data, side))
+        text = _last_text(find_value(judgement.row, data, side))
         if not text.strip():
             yield _EMPTY, getattr(data, side)
         if isinstance(prompt, str) and len(prompt) >= _LEAST and text.startswith(prompt):
             yield _PROMPT, getattr(data, side)
 
 
-def _said(value: Any) -> str:
+def _last_text(value: Any) -> str:
     """Return a completion as text, the last message where it is several."""
     last = value[-1] if isinstance(value, list) and value else value
     if not isinstance(last, dict):

@@ -17,8 +17,8 @@ def unshown(
 ) -> str:
     """Return in words what a chat has that its text lacks; "" where the text has everything.
 
-    The last of the `trained` turns, whose places are given, ends the text. Of the assistant's thoughts only
-    the ones of that turn have to be in the text.
+    The text ends with the last of the `trained` turns, and only that turn has to show the assistant's
+    thoughts.
     """
     for tool in variables.get("tools", ()):
         if (name := tool["function"]["name"]) not in text:
@@ -26,7 +26,7 @@ def unshown(
     place = 0
     end = trained[-1] + 1 if trained else len(messages)
     for number, message in enumerate(messages[:end], 1):
-        for kind, words in _said(message, is_last=bool(trained) and number == end):
+        for kind, words in _texts(message, is_last=bool(trained) and number == end):
             start = text.find(words, place)
             if start < 0 and words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
                 return f"{kind} of message {number}, role {message['role']}: “{words[:_SHOWN]}”"
@@ -34,7 +34,7 @@ def unshown(
     return ""
 
 
-def _said(message: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, str]]:
+def _texts(message: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, str]]:
     """Yield the texts of a message, each with the name of its key."""
     content = message.get("content") or ""
     thoughts = [thought for key in _THOUGHTS if (thought := message.get(key)) and isinstance(thought, str)]

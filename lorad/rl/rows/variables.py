@@ -16,8 +16,8 @@ SETTINGS = "chat_template_kwargs"
 def variables_of(row: Row) -> dict[str, Any]:
     """Return the variables that a row has beside its messages, or in the column `input` with them.
 
-    A column is read as a list or as its JSON; one that is no list of objects is about something else.
-    Raises SpecError for a tool without a name.
+    A column is a list or its JSON; other columns are about something else. Raises SpecError for a nameless
+    tool.
     """
     settings = column_of(row, SETTINGS)
     variables = dict(settings) if isinstance(settings, Mapping) else {}
@@ -25,10 +25,8 @@ def variables_of(row: Row) -> dict[str, Any]:
     for place, tool in enumerate(tools or (), 1):
         function = tool.get("function", tool)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise SpecError(
-                f"{row.where}: tool {place} has no name",
-                hint='A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.',
-            )
+            hint = 'A tool is {"type": "function", "function": {"name": …, "parameters": {JSON schema}}}.'
+            raise SpecError(f"{row.where}: tool {place} has no name", hint=hint)
     if tools:
         variables["tools"] = [in_function(tool) for tool in tools]
     return variables

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from lorad.rl.sources import SUFFIXES, hub_named
+from lorad.rl.sources import HUB_NAME, SUFFIXES
 from lorad.rl.tasks import TASKS
 from lorad.spec.data import GENERATED, single
 from lorad.spec.model import Spec
@@ -14,16 +14,15 @@ from lorad.spec.model import Spec
 def pinned(spec: Spec, before: Mapping[str, str], newest: Callable[[str], str | None]) -> Spec:
     """Return the spec with the commit of each hub dataset that is streamed.
 
-    Args:
-        before: The commits of the attempt before, by the dataset's name.
-        newest: Asks for a commit that `before` lacks.
+    before: The commits of the attempt before, by the dataset's name.
+    newest: Asks for a commit that `before` lacks.
     """
     if not spec.data.streaming:
         return spec
     commit_of = dict(before)
 
     def with_commit(source: str) -> str:
-        named = None if _is_local(source) else hub_named(source)
+        named = None if _is_local(source) else HUB_NAME.fullmatch(source)
         if named is None or named["revision"]:
             return source
         name = named["name"]
@@ -42,12 +41,9 @@ def commits(spec: Spec) -> dict[str, str]:
     """Return the commit of each hub dataset that is streamed, by the dataset's name."""
     if not spec.data.streaming:
         return {}
-    sources = [
-        single(spec.data.train),
-        single(spec.data.eval),
-        *(one.data for one in spec.eval.sets.values()),
-    ]
-    named = [hub_named(source) for source in sources if not _is_local(source)]
+    data = spec.data
+    sources = [single(data.train), single(data.eval), *(one.data for one in spec.eval.sets.values())]
+    named = [HUB_NAME.fullmatch(source) for source in sources if not _is_local(source)]
     return {each["name"]: each["revision"] for each in named if each is not None and each["revision"]}
 
 

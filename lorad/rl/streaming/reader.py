@@ -1,6 +1,4 @@
-"""Rows of a file, or of a hub dataset, which the library `datasets` streams; in their order, from any place
-on.
-"""
+"""Rows of a file, or of a hub dataset that the library `datasets` streams, in order from any place on."""
 
 import hashlib
 import json
@@ -30,11 +28,10 @@ _LOOKED_AT = 64  # rows that are read at most for each held-out one
 class Reader(Protocol):
     """One pass over the rows of a source, which can be begun at any place.
 
-    Attributes:
-        known: A text that says what a place belongs to; sources of equal rows say the same.
+    identity: A text that says what a place belongs to; sources of equal rows say the same.
     """
 
-    known: str
+    identity: str
 
     def read(self, n: int) -> list[Row]:
         """Return the next `n` rows, fewer at the end. Raises SpecError."""
@@ -75,7 +72,7 @@ class _FileReader:
                     content = f"{stat.st_size} {stat.st_mtime_ns} {digest.hexdigest()}"
         except OSError as error:
             raise SpecError(f"{path} cannot be read: {error.strerror}", key="data") from error
-        self.known = f"{Path(source).name} {content}"
+        self.identity = f"{Path(source).name} {content}"
 
     def read(self, n: int) -> list[Row]:
         rows = list(islice(self._rows, n))
@@ -100,13 +97,13 @@ class _HubReader:
         self._config = config
         self._split = split
         self._revision = revision
-        self.known = " ".join(filter(None, (name, config, split, revision)))
+        self.identity = " ".join(filter(None, (name, config, split, revision)))
         self._read = 0
         self._place: Any = None
-        self._dataset, self._rows = self._tried(self._opened, ())  # somebody waits
+        self._tried(self._open, ())  # somebody waits
 
     def read(self, n: int) -> list[Row]:
-        rows: list[Any] = self._tried(lambda: list(islice(self._rows, n)), _PAUSES, self._again)
+        rows: list[Any] = self._tried(lambda: list(islice(self._rows, n)), _PAUSES, self._open)
         first = self._read + 1
         self._read += len(rows)
         self._place = json.loads(json.dumps(self._dataset.state_dict()))
@@ -119,12 +116,9 @@ class _HubReader:
 
     def seek(self, place: Place | None) -> None:
         self._read, self._place = (place["rows"], place["state"]) if place else (0, None)
-        self._dataset, self._rows = self._tried(self._opened, _PAUSES)
+        self._tried(self._open, _PAUSES)
 
-    def _again(self) -> None:
-        self._dataset, self._rows = self._opened()
-
-    def _opened(self) -> tuple[Any, Iterator[Any]]:
+    def _open(self) -> None:
         datasets = hub_library(self._source)
         datasets.config.STREAMING_READ_MAX_RETRIES = 1  # of 5 s each, without a word
         datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
@@ -135,14 +129,13 @@ class _HubReader:
         )
         if self._place is not None:
             dataset.load_state_dict(self._place)
-        return dataset, iter(dataset)
+        self._dataset = dataset
+        self._rows: Iterator[Any] = iter(dataset)
 
     def _tried(
         self, work: Callable[[], Any], pauses: tuple[float, ...], again: Callable[[], None] | None = None
     ) -> Any:
-        """Do what asks the hub; where it does not answer, call `again` after each pause and do it once more.
-        Raises SpecError.
-        """
+        """Ask the hub, and after failures that may pass again, behind `again`. Raises SpecError."""
         failed: Exception | None = None
         for pause in (*pauses, None):
             try:
@@ -176,24 +169,19 @@ class _HubReader:
 def eval_rows(data: Data, problems: int, cwd: Path) -> Iterator[Row] | None:
     """Yield the first rows to evaluate on, from data.eval, else the held-out ones of data.train.
 
-    None where data.eval is not read in this way. Raises SpecError.
+    Returns None where data.eval is not read in this way. Raises SpecError.
     """
     if data.eval is None:
         looked = islice(_rows(reader_of(single(data.train), "train", cwd)), _LOOKED_AT * problems)
-        return islice((row for row in looked if _is_held_out(row, data)), problems)
+        return islice((row for row in looked if is_held_out(row, data)), problems)
     source = single(data.eval)
     if not source or source in TASKS or source.startswith(GENERATED):
         return None
     return islice(_rows(reader_of(source, "test", cwd)), problems)
 
 
-def trained_on(rows: list[Row], data: Data) -> list[Row]:
-    """Leave out the rows that are held out where there are no others to evaluate on."""
-    return [row for row in rows if data.eval is not None or not _is_held_out(row, data)]
-
-
-def _is_held_out(row: Row, data: Data) -> bool:
-    """Return whether a row is one of the 1 in 16 that are never trained on, by its prompt if there is one."""
+def is_held_out(row: Row, data: Data) -> bool:
+    """Return whether a row is one of the 1 in 16 held out of data.train, by its prompt if it has one."""
     said = row.values.get(data.prompt_key, row.values)
     return split_of(json.dumps(said, sort_keys=True, default=str)) == "test"
 
@@ -210,11 +198,9 @@ def newest_commit(name: str) -> str | None:
     try:
         return HfApi().dataset_info(name).sha
     except Exception as error:
-        raise SpecError(
-            f"the hub does not show the dataset {name}: {_words(error)}",
-            key="data",
-            hint=f"Check name and network; the form is {HUB_FORM}.",
-        ) from error
+        problem = f"the hub does not show the dataset {name}: {_words(error)}"
+        hint = f"Check name and network; the form is {HUB_FORM}."
+        raise SpecError(problem, key="data", hint=hint) from error
 
 
 def _is_passing(error: BaseException | None) -> bool:

@@ -1,5 +1,6 @@
-"""Rows of a source in blocks, each shuffled by itself: what is at a position follows from seed, source and
-`data.buffer`, so that a resume sees the same.
+"""Rows of a source in blocks, each shuffled by itself.
+
+The row at a position follows from seed, source and `data.buffer`, so that a resume sees the same.
 """
 
 import random
@@ -24,11 +25,10 @@ _BOOKMARKS = 256  # of the blocks last read
 class Bookmark(Struct, frozen=True):
     """Where a block begins.
 
-    Attributes:
-        position: The place of its first item among all that the source ever gives.
-        epoch, block: Its numbers, from 0.
-        usable: Whether the epoch had an item before.
-        place: The place of its first row; None is the beginning.
+    position: The place of its first item among all that the source ever gives.
+    epoch, block: Its numbers, from 0.
+    usable: Whether the epoch had an item before.
+    place: The place of its first row; None is the beginning.
     """
 
     position: int = 0
@@ -50,9 +50,7 @@ class Stream(Generic[Item]):
         *,
         shuffled: bool,
     ) -> None:
-        """Begin at the beginning. `items_of` makes the items of some rows, in their order; a block has `size`
-        rows.
-        """
+        """Begin at the beginning. `items_of` makes the items of rows; a block has `size` rows."""
         self._reader = reader
         self._items_of = items_of
         self._seed = seed
@@ -72,7 +70,7 @@ class Stream(Generic[Item]):
                 if position < self._bookmarks[-1].position:
                     self._go(self._before(position))
                 mark = self._bookmarks[-1]
-                name = self._reader.known.partition(" ")[0]
+                name = self._reader.identity.partition(" ")[0]
                 with bounded_memory(name), HEART.tells(f"reading {name}"):
                     rows = self._reader.read(self._size)
                     items = self._items_of(rows)
@@ -86,16 +84,13 @@ class Stream(Generic[Item]):
                     self._reader.seek(None)
                     following = Bookmark(end, mark.epoch + 1)
                 else:
-                    raise SpecError(
-                        f"{self._reader.known} has no usable row",
-                        key="data",
-                        hint="Is it empty, or are its rows too long?",
-                    )
+                    hint = "Is it empty, or are its rows too long?"
+                    raise SpecError(f"{self._reader.identity} has no usable row", key="data", hint=hint)
                 if items:
                     self._blocks.append((mark, items))
                 self._bookmarks.append(following)
 
-    def known(self) -> list[Item]:
+    def in_memory(self) -> list[Item]:
         """Return what is in memory."""
         with self._lock:
             return [item for _, items in self._blocks for item in items]

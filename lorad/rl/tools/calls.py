@@ -23,9 +23,7 @@ _FORMS: tuple[tuple[str, CallForm], ...] = (
 
 
 def form_of(template: str | None) -> CallForm | None:
-    """Return how a model with this chat template writes calls; None when it has no tools, or lorad does not
-    read its form.
-    """
+    """Return the form of a template's calls; None when it has no tools, or lorad does not read its form."""
     if template is None or "tools" not in template:
         return None
     return next((form for mark, form in _FORMS if mark in template), None)

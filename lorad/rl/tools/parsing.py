@@ -32,26 +32,23 @@ _DECODER = json.JSONDecoder()
 _MOST_ERROR = 200  # characters
 _Tools = Mapping[str, Mapping[str, Any]]
 """The schemas of the parameters of each tool, by name."""
-_Found = tuple[int, int, list[ToolCall]]
+_TextPart = tuple[int, int, list[ToolCall]]
 """Where a part of the text begins and ends, and the calls in it."""
 
 
-class _Said(Struct, frozen=True):
+class _ParsedTurn(Struct, frozen=True):
     """A turn of a model.
 
-    Attributes:
-        text: The text outside of calls.
-        calls: The calls in the order in which they were written, also the ones that cannot be made.
+    text: The text outside of calls.
+    calls: The calls in the order in which they were written, also the ones that cannot be made.
     """
 
     text: str
     calls: list[ToolCall]
 
 
-def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Said:
-    """Read the calls in a turn; what the model thought is never a call. The tools that it may call have
-    OpenAI's wrapped form.
-    """
+def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _ParsedTurn:
+    """Read the calls in a turn outside of its thoughts. The tools have OpenAI's wrapped form."""
     schemas: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         properties = tool["function"].get("parameters", {}).get("properties", {})
@@ -67,7 +64,7 @@ def parse(text: str, form: CallForm, tools: Sequence[Mapping[str, Any]]) -> _Sai
         end = stop
     rest = text[end:]
     outside_calls.append(rest if not calls or rest.strip() else "")
-    return _Said("".join(outside_calls), calls)
+    return _ParsedTurn("".join(outside_calls), calls)
 
 
 class Splitter:
@@ -101,10 +98,10 @@ class Splitter:
         self._sent = end
         return shown
 
-    def rest(self) -> _Said:
+    def rest(self) -> _ParsedTurn:
         """Return what is left when the turn is over: text that was not shown yet, and the calls."""
         said = parse(self._text, self._form, self._tools)
-        return _Said(said.text[self._sent :], said.calls)
+        return _ParsedTurn(said.text[self._sent :], said.calls)
 
 
 def _end_of_thought(text: str) -> int:
@@ -114,7 +111,7 @@ def _end_of_thought(text: str) -> int:
     return len(text) if text.lstrip().startswith(_THOUGHT) else 0
 
 
-def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
+def _hermes(text: str, begin: int, tools: _Tools) -> list[_TextPart]:
     """Read JSON first: a string in it may have the mark of the end."""
     parts = []
     mark = _MARKS["hermes"][0]
@@ -131,7 +128,7 @@ def _hermes(text: str, begin: int, tools: _Tools) -> list[_Found]:
     return parts
 
 
-def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
+def _llama(text: str, begin: int, tools: _Tools) -> list[_TextPart]:
     """Read a turn that is JSON with a name, or several with `;` between them; other JSON is an answer."""
     start = len(text) - len(text[begin:].lstrip())
     place = start + len("<|python_tag|>") if text.startswith("<|python_tag|>", start) else start
@@ -148,7 +145,7 @@ def _llama(text: str, begin: int, tools: _Tools) -> list[_Found]:
     return [(start, place, calls)] if calls else []
 
 
-def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
+def _mistral(text: str, begin: int, tools: _Tools) -> list[_TextPart]:
     mark = _MARKS["mistral"][0]
     parts = []
     while (start := text.find(mark, begin)) >= 0:
@@ -169,7 +166,7 @@ def _mistral(text: str, begin: int, tools: _Tools) -> list[_Found]:
     return parts
 
 
-def _xml(text: str, begin: int, tools: _Tools) -> list[_Found]:
+def _xml(text: str, begin: int, tools: _Tools) -> list[_TextPart]:
     parts = []
     for block in _XML_BLOCK.finditer(text, begin):
         named = _XML_NAME.match(block[1])
@@ -181,25 +178,16 @@ def _xml(text: str, begin: int, tools: _Tools) -> list[_Found]:
     return parts
 
 
-def _glm(text: str, begin: int, tools: _Tools) -> list[_Found]:
-    return [
-        (
-            block.start(),
-            block.end(),
-            [
-                _call_of_texts(
-                    block[1].partition("<arg_key>")[0].strip(),
-                    _GLM_ARGUMENT.findall(block[1]),
-                    block[0],
-                    tools,
-                )
-            ],
-        )
-        for block in _BLOCK.finditer(text, begin)
-    ]
+def _glm(text: str, begin: int, tools: _Tools) -> list[_TextPart]:
+    parts = []
+    for block in _BLOCK.finditer(text, begin):
+        name = block[1].partition("<arg_key>")[0].strip()
+        call = _call_of_texts(name, _GLM_ARGUMENT.findall(block[1]), block[0], tools)
+        parts.append((block.start(), block.end(), [call]))
+    return parts
 
 
-_READERS: Mapping[CallForm, Callable[[str, int, _Tools], list[_Found]]] = {
+_READERS: Mapping[CallForm, Callable[[str, int, _Tools], list[_TextPart]]] = {
     "hermes": _hermes,
     "llama": _llama,
     "mistral": _mistral,
@@ -231,10 +219,9 @@ def _call(value: Any, error: str, written: str, tools: _Tools) -> ToolCall:
         arguments, _, error = _json_at(arguments, 0)
     if error or not isinstance(arguments or {}, dict):
         why = error or "they are no JSON object"
-        return ToolCall(
-            named, None, f"the arguments of {named} cannot be read: {why}", "invalid_json", written
-        )
-    return _known(named, arguments or {}, written, tools)
+        problem = f"the arguments of {named} cannot be read: {why}"
+        return ToolCall(named, None, problem, "invalid_json", written)
+    return _checked(named, arguments or {}, written, tools)
 
 
 def _call_of_texts(name: str, texts: Sequence[tuple[str, str]], written: str, tools: _Tools) -> ToolCall:
@@ -253,13 +240,12 @@ def _call_of_texts(name: str, texts: Sequence[tuple[str, str]], written: str, to
             why = f"the argument {key.strip()} of {name} cannot be read: {error or 'it is no JSON'}"
             return ToolCall(name, None, why, "invalid_json", written)
         arguments[key.strip()] = value
-    return _known(name, arguments, written, tools)
+    return _checked(name, arguments, written, tools)
 
 
-def _known(name: str, arguments: dict[str, Any], written: str, tools: _Tools) -> ToolCall:
+def _checked(name: str, arguments: dict[str, Any], written: str, tools: _Tools) -> ToolCall:
     if name in tools:
         return ToolCall(name, arguments, written=written)
     names = ", ".join(sorted(tools)) or "none"
-    return ToolCall(
-        name, arguments, f"there is no tool {name!r}; there are: {names}", "unknown_tool", written
-    )
+    problem = f"there is no tool {name!r}; there are: {names}"
+    return ToolCall(name, arguments, problem, "unknown_tool", written)

@@ -53,10 +53,7 @@ def tool_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wrapped(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description in the wrapped form, in which chat templates show tools as models were trained.
-
-    Raises SpecError.
-    """
+    """Return a tool in the wrapped form, in which chat templates show tools. Raises SpecError."""
     function = tool.get("function", tool) if tool.get("type", "function") == "function" else None
     if not isinstance(function, Mapping):
         raise SpecError(f"a tool of type {tool.get('type')!r} is no function", hint=_HINT)
@@ -76,7 +73,7 @@ def in_function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrapped_all(tools_: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return all of them, functions and mappings mixed. Raises SpecError; also when two have one name."""
+    """Return functions and mappings in the wrapped form. Raises SpecError; also when two have one name."""
     tools = [wrapped(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in tools_]
     names = [tool["function"]["name"] for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -85,9 +82,7 @@ def wrapped_all(tools_: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages without keys that are null, and whose calls have their arguments as objects, as chat
-    templates want them; clients send them as a string of JSON. Raises SpecError.
-    """
+    """Return messages as chat templates want them: no nulls, and arguments as objects. Raises SpecError."""
     return [
         {
             key: _read_calls(value) if key == "tool_calls" else value

@@ -42,10 +42,8 @@ def differentiated(loss: _Loss | None = None, *, stops: bool = False) -> Any:
         logprobs = tensors["logprobs"].requires_grad_()
         value = loss(**tensors)
         if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise LoradError(
-                f"{loss.__name__} returned no scalar that depends on logprobs",
-                hint="Return a mean or a sum of what was computed from `logprobs`.",
-            )
+            hint = "Return a mean or a sum of what was computed from `logprobs`."
+            raise LoradError(f"{loss.__name__} returned no scalar that depends on logprobs", hint=hint)
         (derivative,) = torch.autograd.grad(value.reshape(()), logprobs)
         return (None if stops else value.item()), derivative.numpy()
 

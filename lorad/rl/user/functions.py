@@ -30,15 +30,14 @@ _STOPS = (
 class AdvantageInput(Struct, frozen=True, eq=False):
     """The samples of a step that have a reward; of each group there is at least one.
 
-    Attributes:
-        rewards: The reward of each sample, [S].
-        group_sizes: The samples of each group, int [G].
-        lengths: The tokens of each sample, int [S].
-        step: The number of the step.
-        truncated: Whether rollout.max_new_tokens ended the sample, bool [S].
-        sampler: The engine's log-probabilities, [T].
-        old, ref: The log-probabilities of the trainer before the step's first update and of the reference,
-            [T]; None where the step does not need them.
+    rewards: The reward of each sample, [S].
+    group_sizes: The samples of each group, int [G].
+    lengths: The tokens of each sample, int [S].
+    step: The number of the step.
+    truncated: Whether rollout.max_new_tokens ended the sample, bool [S].
+    sampler: The engine's log-probabilities, [T].
+    old, ref: The log-probabilities of the trainer before the step's first update and of the reference,
+        [T]; None where the step does not need them.
     """
 
     rewards: np.ndarray
@@ -67,14 +66,13 @@ class AdvantageInput(Struct, frozen=True, eq=False):
 class LossInput(Struct, frozen=True, eq=False):
     """The samples of a minibatch.
 
-    Attributes:
-        logprobs, sampler, old: The log-probabilities of the trainer now, of the engine, and of the trainer
-            before the step's first update, [T].
-        ref: The log-probabilities of the reference, [T], or None.
-        advantages: The advantages, [T].
-        mask: Which tokens are trained, bool [T].
-        lengths: The tokens of each sample, int [S].
-        groups: The samples of each group, int [G].
+    logprobs, sampler, old: The log-probabilities of the trainer now, of the engine, and of the trainer
+        before the step's first update, [T].
+    ref: The log-probabilities of the reference, [T], or None.
+    advantages: The advantages, [T].
+    mask: Which tokens are trained, bool [T].
+    lengths: The tokens of each sample, int [S].
+    groups: The samples of each group, int [G].
     """
 
     logprobs: np.ndarray
@@ -118,9 +116,7 @@ def sample_of(kind: str, *, with_reference: bool) -> AdvantageInput | LossInput:
 
 
 def as_advantages(returned: Any, samples: int, tokens: int) -> np.ndarray:
-    """Take what a function returned as advantages, float64 [S] or [T]. Raises LoradError unless it has such a
-    shape and is finite.
-    """
+    """Take what a function returned as finite advantages, float64 [S] or [T]. Raises LoradError."""
     array = _array(returned, "advantages")
     if array.shape not in ((samples,), (tokens,)):
         raise LoradError(
@@ -131,9 +127,7 @@ def as_advantages(returned: Any, samples: int, tokens: int) -> np.ndarray:
 
 
 def as_loss(returned: Any, tokens: int) -> tuple[float | None, np.ndarray]:
-    """Take what a function returned as a value or None, and a derivative, float64 [T]. Raises LoradError
-    unless it is that, and finite.
-    """
+    """Take what a function returned as a value or None, and a derivative, both finite. Raises LoradError."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         what = f"{len(returned)} values" if isinstance(returned, tuple | list) else type(returned).__name__
         raise LoradError(
@@ -146,10 +140,8 @@ def as_loss(returned: Any, tokens: int) -> tuple[float | None, np.ndarray]:
     if value is not None:
         value = float(_finite(_array(value, "a value").reshape(-1), "value", "place").sum())
     if derivative.shape != (tokens,):
-        raise LoradError(
-            f"returned a derivative of shape {list(derivative.shape)} for {tokens} tokens",
-            hint="Return the derivative of the value by each of `logprobs`.",
-        )
+        problem = f"returned a derivative of shape {list(derivative.shape)} for {tokens} tokens"
+        raise LoradError(problem, hint="Return the derivative of the value by each of `logprobs`.")
     return value, _finite(derivative, "derivative", "token")
 
 
@@ -157,10 +149,8 @@ def _array(returned: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(returned, np.float64)
     except (TypeError, ValueError) as error:
-        raise LoradError(
-            f"returned {type(returned).__name__} for {what}, and that is no array of numbers: {error}",
-            hint="Return numpy arrays.",
-        ) from None
+        problem = f"returned {type(returned).__name__} for {what}, and that is no array of numbers: {error}"
+        raise LoradError(problem, hint="Return numpy arrays.") from None
 
 
 def _finite(array: np.ndarray, what: str, place: str) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from lorad.store.db import Rows, Store
+from lorad.store.db import Rows, Store, insert_row
 
 _OPEN = "started_at IS NULL AND void = 0"
 
@@ -29,8 +29,7 @@ def open_forecasts(store: Rows) -> set[str]:
 def give(store: Store, run: str, *, at: float, starts_at: float, after: str) -> None:
     """Keep what was foreseen for a run that waits."""
     with store.write() as connection:
-        sql = "INSERT INTO forecasts (run, at, starts_at, after) VALUES (?, ?, ?, ?)"
-        connection.execute(sql, (run, at, starts_at, after))
+        insert_row(connection, "forecasts", {"run": run, "at": at, "starts_at": starts_at, "after": after})
 
 
 def started(store: Store, run: str, at: float) -> None:

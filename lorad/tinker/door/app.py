@@ -12,10 +12,9 @@ from lorad.box.keys import keys_file
 from lorad.box.paths import Home
 from lorad.http.serve import SocketFile, serve
 from lorad.protocol import served
-from lorad.tinker.door.door import Asked, Door, opened
+from lorad.tinker.door import guard
+from lorad.tinker.door.door import ClientRequest, Door, opened
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import BEHIND_FRONT, BODY_BYTES, CONNECTIONS, guarded, healthz
-from lorad.tinker.door.keys import Keys, behind_front
 from lorad.tinker.door.routes import futures, rest, samplers, sessions, training
 from lorad.tinker.door.routes.hub import add_hub
 
@@ -25,7 +24,7 @@ _SMALL_BYTES = 1 << 15
 _TOKEN_BYTES = 16  # of a token in the JSON of a prompt
 _CHECKPOINT = "training_runs/{id}/checkpoints/{kind:weights|sampler_weights}/{name}"
 
-_Route = Callable[[Door, Asked], Awaitable[web.Response]]
+_Route = Callable[[Door, ClientRequest], Awaitable[web.Response]]
 
 _ROUTES: list[tuple[str, str, _Route]] = [
     ("POST", "client/config", sessions.config),
@@ -64,7 +63,7 @@ _ROUTES: list[tuple[str, str, _Route]] = [
     ("GET", "samplers/{id}", rest.sampler),
 ]
 _LARGER: dict[_Route, int] = {
-    training.forward_backward: BODY_BYTES,
+    training.forward_backward: guard.BODY_BYTES,
     futures.retrieve_many: 1 << 20,
     sessions.telemetry: 1 << 20,
 }
@@ -101,19 +100,10 @@ def make_app(door: Door, owner_of: Callable[[web.Request], str]) -> web.Applicat
             most = _SMALL_BYTES + _TOKEN_BYTES * door.settings.context
         if len(body) > most:
             raise HttpError(413, f"{request.path} takes at most {most} bytes, not {len(body)}")
-        asked = Asked(
-            owner,
-            request.method,
-            body,
-            request.headers,
-            request.match_info,
-            request.query,
-            request.content_type,
-        )
-        return await route(door, asked)
+        return await route(door, ClientRequest(owner, request, body))
 
-    app = web.Application(client_max_size=BODY_BYTES, middlewares=[guarded])
-    app.router.add_get("/api/v1/healthz", healthz)
+    app = web.Application(client_max_size=guard.BODY_BYTES, middlewares=[guard.guarded])
+    app.router.add_get("/api/v1/healthz", guard.healthz)
     for method, path, route in _ROUTES:
         app.router.add_route(method, f"/api/v1/{path}", partial(call, route))
     for path, why in _REFUSED.items():
@@ -130,9 +120,9 @@ async def _refuse(why: str, _: web.Request) -> web.Response:
 async def answering(home: Home, settings: TinkerSettings) -> AsyncIterator[Door]:
     """Serve the door of a home within the block. Raises Conflict when another one is open."""
     async with opened(home, home.tinker, settings) as door:
-        app = make_app(door, Keys(keys_file(home, settings)).owner_of)
+        app = make_app(door, guard.Keys(keys_file(home, settings)).owner_of)
         listeners = [SocketFile(home.tinker_socket), settings.port]
-        async with serve(app, listeners, CONNECTIONS, name="the Tinker door", ends_with_client=True):
+        async with serve(app, listeners, guard.CONNECTIONS, name="the Tinker door", ends_with_client=True):
             yield door
 
 
@@ -142,7 +132,7 @@ async def answering_as_owner(home: Home, settings: TinkerSettings, uid: int) -> 
     socket = home.tinker_socket_of(uid)
     table = home.gateway_of(uid) / served.FILE
     async with opened(home, socket.parent, settings, table=table) as door:
-        app = make_app(door, behind_front)
+        app = make_app(door, guard.behind_front)
         listeners = [SocketFile(socket)]
-        async with serve(app, listeners, BEHIND_FRONT, name="the Tinker door", ends_with_client=True):
+        async with serve(app, listeners, guard.BEHIND_FRONT, name="the Tinker door", ends_with_client=True):
             yield door

@@ -28,11 +28,11 @@ class Cleaning:
     """Deletes what nobody can ask for any more.
 
     Attributes:
-        gone: Versions, as run@number, whose files were deleted since the door began.
+        deleted: Versions, as run@number, whose files were deleted since the door began.
     """
 
     def __init__(self, models: Models, checkpoints: Checkpoints) -> None:
-        self.gone: set[str] = set()
+        self.deleted: set[str] = set()
         self._models = models
         self._state = models.state
         self._checkpoints = checkpoints
@@ -54,7 +54,9 @@ class Cleaning:
             except HttpError:  # its run was removed
                 continue
         used = max((lane.used for _, lane in lanes), default=0.0)
-        is_silent = session.id not in self._state.seen and time.time() - max(used, session.created) > _SILENT
+        is_silent = (
+            session.id not in self._state.heard_at and time.time() - max(used, session.created) > _SILENT
+        )
         is_over = bool(session.finished) or is_silent
         for model, lane in lanes:
             named = [checkpoint.outcome for checkpoint in await self._checkpoints.of(model)]
@@ -77,15 +79,15 @@ class Cleaning:
         name = f"{model.run}@{version}"
         runs = self._models.runs
         users = (sampler.session for sampler in self._state.samplers.values() if sampler.version == name)
-        if any(user != model.session and user in self._state.seen for user in users):
+        if any(user != model.session and user in self._state.heard_at for user in users):
             return False
-        if name not in self.gone and runs.home.run(model.run).version(version).is_dir():
+        if name not in self.deleted and runs.home.run(model.run).version(version).is_dir():
             try:
                 await runs.ask(runs.client.discard, name)
             except LoradError as error:
                 log.debug("%s stays: %s", name, error)
                 return False
-        self.gone.add(name)
+        self.deleted.add(name)
         return True
 
 

@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
 
 from lorad.box.config import TinkerSettings
 from lorad.box.models import downloaded
@@ -34,22 +37,12 @@ _PERIOD = 5.0  # seconds between two looks at what is silent
 _CLEANING = 300.0  # seconds between two looks at files
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request.
-
-    Attributes:
-        data: Its body.
-        parts: The variable parts of its path.
-    """
+class ClientRequest(NamedTuple):
+    """A request of an owner, with its body."""
 
     owner: str
-    method: str
+    http: web.Request
     data: bytes
-    headers: Mapping[str, str]
-    parts: Mapping[str, str]
-    query: Mapping[str, str]
-    content_type: str
 
 
 @dataclass
@@ -79,10 +72,10 @@ class Door:
             raise unknown("session", id)
         return session
 
-    def heard(self, session: str) -> None:
+    def renew_lease(self, session: str) -> None:
         """Begin the lease of a session anew."""
         if session in self.state.sessions and not self.state.sessions[session].finished:
-            self.state.seen[session] = time.monotonic()
+            self.state.heard_at[session] = time.monotonic()
 
     async def sampler(self, owner: str, id: str) -> Sampler:
         """Find a sampler that was made of a path or base, or of a model's weights at some time.

@@ -21,11 +21,11 @@ class HttpError(Exception):
         self.detail = cut(detail)
 
 
-class BadRequest(Exception):
+class BadRequest(HttpError):
     """What the client asks for cannot be done; the text is for its user."""
 
     def __init__(self, words: str) -> None:
-        super().__init__(cut(words))
+        super().__init__(400, words)
 
 
 def unknown(what: str, name: str) -> HttpError:

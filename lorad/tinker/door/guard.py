@@ -1,15 +1,24 @@
-"""Handles what all answers have in common: what errors look like."""
+"""Handles what all requests have in common: whose key they have, and what errors look like.
+
+Owners are known by their keys, which are `tml-` and at least 16 characters, in a file like the gateway's
+tokens: see `lorad/box/tokens.py`.
+"""
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
 from lorad.bounds import Bounds
+from lorad.box.tokens import Tokens
 from lorad.errors import LoradError, NotFound
 from lorad.gateway.errors import ApiError
 from lorad.gateway.guard import answer
-from lorad.tinker.door.errors import BadRequest, HttpError
+from lorad.http.serve import peer_uid
+from lorad.protocol.listener import may_call, user_name
+from lorad.tinker.door.errors import HttpError
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +39,6 @@ async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse
         return await handler(request)
     except HttpError as error:
         return answer({"detail": error.detail}, status=error.status)
-    except BadRequest as error:
-        return answer({"detail": str(error)}, status=400)
     except ApiError as error:
         return answer({"detail": error.message}, status=error.status)
     except NotFound as error:
@@ -49,3 +56,36 @@ async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse
         return answer(
             {"detail": "this is a defect of lorad; the log of its door has the details"}, status=500
         )
+
+
+class Keys:
+    """Reads the keys in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokens = Tokens(path)
+
+    def owner_of(self, request: web.Request) -> str:
+        """Return whose key a request has. Raises HttpError 401.
+
+        The client of the Hugging Face hub sends the key as a token, where HF_TOKEN names it.
+        """
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return self.owner(request.headers.get("X-API-Key", token))
+
+    def owner(self, key: str) -> str:
+        """Return whose key it is. Raises HttpError 401."""
+        owner = self._tokens.owner(key)
+        if owner is None:
+            raise HttpError(401, "this is no key of this server: `lorad tinker env` prints TINKER_API_KEY")
+        return owner
+
+
+def behind_front(request: web.Request) -> str:
+    """Return this process's user, whose key the front has found in the request.
+
+    Raises HttpError 403 for everybody but the front and that user.
+    """
+    uid = peer_uid(request)
+    if uid is None or not may_call(uid):
+        raise HttpError(403, "this door belongs to another user")
+    return user_name(os.geteuid())

@@ -8,19 +8,9 @@ import time
 from pathlib import Path
 
 from lorad.errors import LoradError
+from lorad.tinker import records
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.log import START, LogWriter, Position, follow, read, segments_of
-from lorad.tinker.records import (
-    Arguments,
-    Failed,
-    Outcome,
-    Published,
-    Request,
-    Result,
-    Saved,
-    Snapshot,
-    Waiting,
-)
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +40,7 @@ class LaneClient:
         self._digests: dict[int, str] = {}
         self._sizes: dict[int, int] = {}  # bytes of each request without a result
         self._places: dict[int, Position] = {}  # behind the record before the result of each seq
-        self._saved: dict[int, Result] = {}
+        self._saved: dict[int, records.Result] = {}
         self._came = asyncio.Condition()
         self._writing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -59,22 +49,17 @@ class LaneClient:
         self._snapshot = -1
         self._waits_since = time.monotonic()
 
-    @classmethod
-    async def open(cls, directory: Path) -> "LaneClient":
-        """Read the logs, and follow what comes. Raises OSError, and LoradError for a damaged log."""
-        lane = cls(directory)
-        await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
-        await lane.wake()
-        return lane
-
     async def wake(self) -> None:
-        """Take the log for writing, read what has come, and follow. Raises as `open`."""
+        """Take the log for writing, read what has come, and follow what comes.
+
+        Raises OSError, and LoradError for a damaged log.
+        """
         async with self._writing:
             writer = await asyncio.to_thread(LogWriter, self._requests)
             try:
                 if self._behind == START:
                     await asyncio.to_thread(self._read_requests)
-                for result, position in read(self._results, Result, self._behind):
+                for result, position in read(self._results, records.Result, self._behind):
                     self._take(result, self._behind)
                     self._behind = position
                     await asyncio.sleep(0)
@@ -106,7 +91,7 @@ class LaneClient:
         return max([*self._digests, *self._places, self._snapshot])
 
     @property
-    def saved(self) -> list[Result]:
+    def saved(self) -> list[records.Result]:
         """The results that are a checkpoint or a version, oldest first."""
         return [self._saved[seq] for seq in sorted(self._saved)]
 
@@ -135,7 +120,7 @@ class LaneClient:
             )
         return self.knows(seq)
 
-    async def submit(self, seq: int, digest: str, arguments: Arguments) -> None:
+    async def submit(self, seq: int, digest: str, arguments: records.Arguments) -> None:
         """Write a request to disk, once. Raises HttpError 400 and 429, OSError."""
         if self.refuse_other(seq, digest):
             return
@@ -148,7 +133,7 @@ class LaneClient:
                 raise OSError(
                     errno.EAGAIN, "the log of this model was closed; ask again", str(self.directory)
                 )
-            request = Request(seq, time.time(), digest, arguments)
+            request = records.Request(seq, time.time(), digest, arguments)
             size = await asyncio.shield(asyncio.to_thread(self._log.append, request))
             self._digests[seq] = digest
             self.used = request.at
@@ -156,7 +141,7 @@ class LaneClient:
                 self._sizes[seq] = size
             self._waits_since = time.monotonic()
 
-    async def result(self, seq: int, seconds: float) -> Outcome | None:
+    async def result(self, seq: int, seconds: float) -> records.Outcome | None:
         """Wait so long for the result of a request; return None where it has not come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._came:
@@ -164,11 +149,13 @@ class LaneClient:
         if seq in self._saved:
             return self._saved[seq].outcome
         if seq in self._places:
-            result, _ = next(read(self._results, Result, self._places[seq]), (None, None))
+            result, _ = next(read(self._results, records.Result, self._places[seq]), (None, None))
             outcome = None if result is None or result.seq != seq else result.outcome
-            if outcome is not None and not isinstance(outcome, Snapshot | Waiting):
+            if outcome is not None and not isinstance(outcome, records.Snapshot | records.Waiting):
                 return outcome
-        return Failed(f"the result of request {seq} is gone: {_GONE}") if seq <= self._snapshot else None
+        return (
+            records.Failed(f"the result of request {seq} is gone: {_GONE}") if seq <= self._snapshot else None
+        )
 
     def reason(self) -> str:
         """Say why the next result takes long; "" where the door knows no reason."""
@@ -181,19 +168,19 @@ class LaneClient:
 
     def _read_requests(self) -> None:
         before = START
-        for request, behind in read(self._requests, Request):
+        for request, behind in read(self._requests, records.Request):
             self._digests.setdefault(request.seq, request.digest)
             is_same = behind.segment == before.segment
             self._sizes[request.seq] = behind.offset - (before.offset if is_same else 0)
             self.used = max(self.used, request.at)
             before = behind
 
-    def _take(self, result: Result, place: Position) -> None:
+    def _take(self, result: records.Result, place: Position) -> None:
         """Take in a record of the lane, which begins at `place`."""
         match result.outcome:
-            case Snapshot():
+            case records.Snapshot():
                 self._snapshot = max(self._snapshot, result.seq)
-            case Waiting():
+            case records.Waiting():
                 self._reason = result.outcome.reason
             case outcome:
                 if result.seq in self._places or result.seq in self._saved:
@@ -202,7 +189,7 @@ class LaneClient:
                 self._reason = ""
                 self._sizes.pop(result.seq, None)
                 self._waits_since = time.monotonic()
-                if isinstance(outcome, Saved | Published):
+                if isinstance(outcome, records.Saved | records.Published):
                     self._saved[result.seq] = result
 
     def _forget(self) -> None:
@@ -210,15 +197,14 @@ class LaneClient:
         for seq in [seq for seq in self._digests if seq <= self._snapshot]:
             del self._digests[seq]
             self._sizes.pop(seq, None)
-        first = (
-            min(segments_of(self._results), default=-1) - 1
-        )  # a record may begin behind the end of the segment before
+        # a record may begin behind the end of the segment before
+        first = min(segments_of(self._results), default=-1) - 1
         for seq in [seq for seq, place in self._places.items() if START.segment < place.segment < first]:
             del self._places[seq]
 
     async def _follow(self) -> None:
         try:
-            async for result, position in follow(self._results, Result, self._behind):
+            async for result, position in follow(self._results, records.Result, self._behind):
                 snapshot = self._snapshot
                 self._take(result, self._behind)
                 self._behind = position

@@ -82,23 +82,20 @@ class Models:
         return lane if lane is not None and lane.is_asleep and not lane.waiting else await self.lane(model)
 
     async def _open(self, model: Model) -> LaneClient:
-        await self._keep_awake(_MOST_AWAKE - 1)
+        await self.rest(_MOST_AWAKE - 1)
         if (lane := self._lanes.get(model.id)) is None:
-            lane = self._lanes[model.id] = await LaneClient.open(self.runs.home.run(model.run).tinker)
-        else:
-            await lane.wake()
+            lane = LaneClient(self.runs.home.run(model.run).tinker)
+            await asyncio.to_thread(lane.directory.mkdir, mode=0o700, exist_ok=True)
+        await lane.wake()
+        self._lanes[model.id] = lane
         return lane
 
-    async def rest(self) -> None:
-        """Let the lanes sleep that nobody has asked for in a while."""
-        awake = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
-        recent = time.monotonic() - _IDLE
-        await self._keep_awake(sum(lane.touched > recent for lane in awake))
-
-    async def _keep_awake(self, most: int) -> None:
-        """Let the lanes sleep that were not asked for longest, until `most` are awake."""
+    async def rest(self, most: int | None = None) -> None:
+        """Let lanes sleep until `most` are awake, the longest unused first; by default all that are idle."""
         awake = [lane for id, lane in self._lanes.items() if not (lane.is_asleep or id in self._opening)]
         awake.sort(key=lambda lane: lane.touched)
+        recent = time.monotonic() - _IDLE
+        most = sum(lane.touched > recent for lane in awake) if most is None else most
         for lane in awake[: max(len(awake) - most, 0)]:
             await lane.sleep()
 
@@ -148,10 +145,10 @@ class Models:
         """
         now = time.monotonic()
         for session in list(self.state.sessions.values()):
-            heard = self.state.seen.get(session.id)
+            heard = self.state.heard_at.get(session.id)
             if heard is None or (not session.finished and now - heard < silent):
                 continue
-            del self.state.seen[session.id]
+            del self.state.heard_at[session.id]
             log.info("session %s is silent: its models are parked", session.id)
             for model in self.state.of_session(session.id):
                 try:
@@ -162,7 +159,7 @@ class Models:
                         await self.runs.park(model.run)
                 except (LoradError, OSError) as error:
                     log.warning("run %s is not parked: %s", model.run, error)
-                    self.state.seen.setdefault(session.id, heard)  # so that it is tried again
+                    self.state.heard_at.setdefault(session.id, heard)  # so that it is tried again
 
     def _wake(self, id: str) -> None:
         """Have a run resumed that the door paused; a run that somebody else paused stays."""
@@ -189,9 +186,8 @@ class Models:
 
     def _begin(self, model: Model) -> None:
         making = self._making.get(model.id)
-        if model.failed or (making is not None and not making.done()):
-            return
-        if making is None or making.exception() is not None:
+        is_to_be_made = making is None or (making.done() and making.exception() is not None)
+        if is_to_be_made and not model.failed:
             self._making[model.id] = asyncio.create_task(self._make(model))
 
     async def _make(self, model: Model) -> None:

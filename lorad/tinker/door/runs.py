@@ -40,7 +40,7 @@ class Runs:
         self.settings = settings
         self.client = client or Client(home, timeout=_SECONDS)
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="daemon")
-        self._seen: dict[str, tuple[float, Run | None]] = {}
+        self._answers: dict[str, tuple[float, Run | None]] = {}
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do work in a thread. Raises LoradError."""
@@ -55,43 +55,45 @@ class Runs:
             lora["exclude_modules"] = [*_ATTENTION, "lm_head"]
         elif not model.lora.train_mlp:
             lora["target_modules"] = _ATTENTION
-        spec = _spec_of_base(base, await self._positions(base))
-        text = json.dumps(spec | {"seed": model.lora.seed or 0, "lora": lora})
-        cwd = str(self.home.root)
-        overrides = self.settings.overrides
-        make = partial(self.client.run, text, source=_SOURCE, cwd=cwd, overrides=overrides, name=model.run)
-        await self.ask(make)
-        self._seen.pop(model.run, None)
+        more = {"seed": model.lora.seed or 0, "lora": lora}
+        await self._ask_with_spec(partial(self.client.run, name=model.run), base, more)
+        self._answers.pop(model.run, None)
 
     async def bring_up_base(self, base: str) -> Served:
         """Have a pool started for the base in a directory. Raises LoradError."""
-        text = json.dumps(_spec_of_base(base, await self._positions(base)))
-        cwd = str(self.home.root)
-        overrides = self.settings.overrides
-        start = partial(self.client.serving_base, text, source=_SOURCE, cwd=cwd, overrides=overrides)
-        loaded = await self.ask(start)
+        loaded = await self._ask_with_spec(self.client.serving_base, base, {})
         return Served(BASE, 0, "", loaded.model_path, loaded.socket)
 
-    async def _positions(self, base: str) -> int:
-        """Return for how many tokens a base has room. Raises LoradError."""
+    async def _ask_with_spec(self, call: Callable[..., T], base: str, more: dict[str, Any]) -> T:
+        """Make a call of the client with the spec of a base and `more` keys. Raises LoradError."""
         facts = await self.ask(read_facts, Path(base))
-        return min(facts.max_positions, self.settings.context)
+        spec = {
+            "model": {"path": base},
+            "algorithm": "tinker",
+            "trainer": {"steps": _STEPS},
+            "data": {"max_sample_tokens": min(facts.max_positions, self.settings.context)},
+            "eval": {"every": 0},
+            "checkpoint": {"every": 20, "keep": 2, "keep_versions": 0},
+            "resources": {"restart": "on-failure", "max_restarts": _STEPS},
+        }
+        about = {"source": _SOURCE, "cwd": str(self.home.root), "overrides": self.settings.overrides}
+        return await self.ask(partial(call, json.dumps(spec | more), **about))
 
     async def find(self, run: str) -> Run | None:
         """See how a run is now; None where there is no such run. Raises LoradError."""
-        seen_at, row = self._seen.get(run, (float("-inf"), None))
+        seen_at, row = self._answers.get(run, (float("-inf"), None))
         if time.monotonic() - seen_at < _FRESH:
             return row
         rows = await self.ask(self.client.named, [run])
-        self._seen[run] = time.monotonic(), rows[0] if rows else None
-        return self._seen[run][1]
+        self._answers[run] = time.monotonic(), rows[0] if rows else None
+        return self._answers[run][1]
 
     async def park(self, run: str) -> None:
         """Pause the run: it saves its state and gives its slot back, until `unpark`. Raises LoradError."""
         row = await self.find(run)
         if row is not None and not RunState(row.state).is_over:
             await self.ask(self.client.pause, run)
-            self._seen.pop(run, None)
+            self._answers.pop(run, None)
 
     async def unpark(self, run: str) -> bool:
         """Resume the run if it is paused; return False while it is still stopping. Raises LoradError."""
@@ -100,7 +102,7 @@ class Runs:
             return False
         if row is not None and row.state == RunState.PAUSED:
             await self.ask(self.client.resume, run)
-            self._seen.pop(run, None)
+            self._answers.pop(run, None)
         return True
 
     async def reason(self, run: str) -> tuple[str, bool]:
@@ -122,16 +124,3 @@ class Runs:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _spec_of_base(base: str, context: int) -> dict[str, Any]:
-    """Return what the specs of all models of a base have in common."""
-    return {
-        "model": {"path": base},
-        "algorithm": "tinker",
-        "trainer": {"steps": _STEPS},
-        "data": {"max_sample_tokens": context},
-        "eval": {"every": 0},
-        "checkpoint": {"every": 20, "keep": 2, "keep_versions": 0},
-        "resources": {"restart": "on-failure", "max_restarts": _STEPS},
-    }

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
 
 from lorad.errors import Conflict, DaemonUnreachable, EngineGone, LoradError, NotFound, PoolLost
 from lorad.gateway.errors import ApiError
-from lorad.gateway.own.bases import AnsweringPool, Bases, Peers
+from lorad.gateway.own.bases import AnsweringPool, Bases, Peers, next_item
 from lorad.gateway.own.resolve import Resolver
 from lorad.protocol.batch import Chunk, Chunks, Prompt, Ranked, Sampling
 from lorad.protocol.calls import Generate, Rank
@@ -166,14 +167,7 @@ async def _generated(peer: AnsweringPool, version: str, wish: Wish) -> list[Samp
     parts: list[list[Chunk]] = [[] for _ in wish.seeds]
     items = peer.connection.stream("serve", Generate(version, prompts, wish.sampling))
     async with contextlib.aclosing(items):
-        while True:
-            try:
-                async with asyncio.timeout(_POOL_SECONDS):
-                    item = await anext(items)
-            except TimeoutError:
-                raise PoolLost(f"the pool said nothing for {_POOL_SECONDS:.0f} s") from None
-            if not isinstance(item, Chunks):
-                break
+        while isinstance(item := await next_item(items, _POOL_SECONDS), Chunks):
             if item.version != version:
                 raise PoolLost(f"the pool answered with {item.version}, not {version}")
             for chunk in item.split(prompts):
@@ -235,19 +229,19 @@ class SampleRequests:
         self._requests: dict[str, _Sampled] = {}
         self._ended: dict[tuple[str, int], _Ended] = {}  # by sampler, and copy of it
         self._under_way: Counter[str] = Counter()  # by owner
-        self._kept: Counter[str] = Counter()  # bytes of results, by owner
+        self._result_bytes: Counter[str] = Counter()  # bytes of results, by owner
 
     def refuse_many(self, owner: str) -> None:
         """Raise HttpError 429 when an owner has too many requests under way, or too many bytes to fetch.
 
         An owner with few requests is never refused: others cannot have all the places.
         """
-        if self._kept[owner] > _MOST_BYTES:
+        if self._result_bytes[owner] > _MOST_BYTES:
             for id, request in list(self._requests.items()):
                 if request.owner == owner and request.is_fetched:
                     self._drop(id)
-        if self._kept[owner] > _MOST_BYTES:
-            raise HttpError(429, f"{self._kept[owner]} bytes of your samples wait to be fetched; fetch some")
+        if (size := self._result_bytes[owner]) > _MOST_BYTES:
+            raise HttpError(429, f"{size} bytes of your samples wait to be fetched; fetch some")
         own = self._under_way[owner]
         total = self._under_way.total()
         if own >= _MOST_OF_ONE or (total >= _MOST and own >= _ALWAYS):
@@ -265,6 +259,8 @@ class SampleRequests:
         request = self._requests[id] = _Sampled(owner, digest)
         self._under_way[owner] += 1
         request.task = asyncio.create_task(self._run(id, request, name, wish))
+        # also of a task that is cancelled before it begins
+        request.task.add_done_callback(partial(self._end, id, request))
 
     async def _run(self, id: str, request: _Sampled, name: str, wish: Wish) -> None:
         def waits(reason: str) -> None:
@@ -277,18 +273,19 @@ class SampleRequests:
         except (LoradError, ApiError) as error:
             request.error = error.message, "server"
             log.warning("%s: %s", id, error.message)
-        except asyncio.CancelledError:
-            request.error = "it was cancelled", "user"
         except Exception as error:
-            request.error = (
-                f"this is a defect of lorad; the log of its door has the details: {error}",
-                "server",
-            )
+            words = f"this is a defect of lorad; the log of its door has the details: {error}"
+            request.error = words, "server"
             log.exception("%s", id)
+
+    def _end(self, id: str, request: _Sampled, task: asyncio.Task[None]) -> None:
+        """Note that a request ended, so that its client may fetch it."""
+        if task.cancelled():
+            request.error = "it was cancelled", "user"
         self._under_way[request.owner] -= 1
         request.ended = time.monotonic()
         if self._requests.get(id) is request:
-            self._kept[request.owner] += len(request.body)
+            self._result_bytes[request.owner] += len(request.body)
         request.done.set()
         sampler, _, number = id.rpartition(":")
         ended = self._ended.setdefault((sampler, int(number) // CLONE), _Ended())
@@ -321,9 +318,9 @@ class SampleRequests:
 
     def _drop(self, id: str) -> None:
         request = self._requests.pop(id)
-        self._kept[request.owner] -= len(request.body)
+        self._result_bytes[request.owner] -= len(request.body)
 
-    async def ended(
+    async def wait_for_ended(
         self, sampler: str, clone: int, cursor: int, seconds: float
     ) -> tuple[list[tuple[str, int]], int]:
         """Wait so long for requests of a sampler to end.

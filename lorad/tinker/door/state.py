@@ -128,7 +128,7 @@ class State:
     models: dict[str, Model] = field(default_factory=dict)
     samplers: dict[str, Sampler] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
-    seen: dict[str, float] = field(default_factory=dict)
+    heard_at: dict[str, float] = field(default_factory=dict)
     """When a session was heard last, by time.monotonic()."""
     _seq: int = 0
     _written: int = 0  # notes in the log
@@ -146,7 +146,7 @@ class State:
         now = time.monotonic()
         for session in state.sessions.values():
             if not session.finished or session.id in waiting:
-                state.seen[session.id] = now
+                state.heard_at[session.id] = now
         state.forget_empty()
         return state
 
@@ -183,7 +183,7 @@ class State:
 
     def forget_empty(self) -> None:
         """Forget the sessions that are over and never had a model, except each owner's newest."""
-        used = {model.session for model in self.models.values()} | self.seen.keys()
+        used = {model.session for model in self.models.values()} | self.heard_at.keys()
         left = Counter[str]()
         gone = set[str]()
         for session in reversed(self.sessions.values()):
@@ -203,15 +203,14 @@ class State:
 
     def _place(self, about: _Subject) -> tuple[dict[str, Any], str]:
         """Return the dictionary that keeps a subject, and its key there."""
-        match about:
-            case Session():
-                return self.sessions, about.id
-            case Model():
-                return self.models, about.id
-            case Sampler():
-                return self.samplers, about.id
-            case Marks():
-                return self.marks, about.path
+        if isinstance(about, Marks):
+            return self.marks, about.path
+        kept: dict[type, dict[str, Any]] = {
+            Session: self.sessions,
+            Model: self.models,
+            Sampler: self.samplers,
+        }
+        return kept[type(about)], about.id
 
     def mark(self, path: str, **changes: Any) -> None:
         before = self.marks.get(path) or Marks(path, time.time())

@@ -16,29 +16,11 @@ from lorad.protocol.calls import Stepped as StepDone
 from lorad.protocol.connection import Connection
 from lorad.protocol.heartbeat import HEART
 from lorad.protocol.journal import EndFact, JournalWriter, StepFact
+from lorad.tinker import records
 from lorad.tinker.lane.model import Model
 from lorad.tinker.lane.state import REQUESTS, RESULTS, EarlierResults, Inbox, State, shorten
-from lorad.tinker.lane.work import Passes, backward_of, forward_of, passed, step_of
+from lorad.tinker.lane.work import Passes, backward_of, forward_of, result_of, step_of
 from lorad.tinker.log import LogWriter
-from lorad.tinker.records import (
-    Create,
-    Created,
-    Failed,
-    Load,
-    Loaded,
-    Outcome,
-    Pass,
-    Refused,
-    Request,
-    Result,
-    SaveSampler,
-    SaveWeights,
-    Snapshot,
-    Step,
-    Stepped,
-    Unload,
-    Unloaded,
-)
 
 _MOST_SECONDS = 30.0  # of requests that a death would have done again
 _OF_THE_CODE = "ValueError: "  # begins what a pool says of wrong arguments of a call
@@ -73,9 +55,9 @@ class Lane:
         self._model.begin(state)
         self._earlier = EarlierResults.read(self._root / RESULTS, state.seq)
         inbox = Inbox(self._root / REQUESTS, state.seq)
-        if self._earlier.kept > state.seq and not inbox.has_next():
+        if (last := self._earlier.snapshot) > state.seq and not inbox.has_next():
             raise Conflict(
-                f"requests {state.seq + 1} to {self._earlier.kept} are gone: they were in a later checkpoint",
+                f"requests {state.seq + 1} to {last} are gone: they were in a later checkpoint",
                 hint="Resume from the newest checkpoint.",
             )
         while self._end is None and not stop.wanted:
@@ -89,7 +71,7 @@ class Lane:
         self._model.close()
         return self._end or EndFact("stopped", f"parked after {state.step} steps")
 
-    def _take(self, request: Request, steps: int) -> None:
+    def _take(self, request: records.Request, steps: int) -> None:
         """Do a request, or do it again, as far as it changes the model.
 
         Raises LoradError for a request that fails now and did not before.
@@ -100,19 +82,19 @@ class Lane:
         started = time.perf_counter()
         if failed is None:
             outcome = self._outcome(request, steps)
-            self._results.append(Result(request.seq, time.time(), outcome))
+            self._results.append(records.Result(request.seq, time.time(), outcome))
         elif failed:
             self._note_failure(request, "it failed before")
-        elif not isinstance(work, SaveWeights | SaveSampler | Pass) or (
-            isinstance(work, Pass) and work.backward
+        elif not isinstance(work, records.SaveWeights | records.SaveSampler | records.Pass) or (
+            isinstance(work, records.Pass) and work.backward
         ):
             outcome = self._outcome(request, steps)
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, records.Failed):
                 raise LoradError(f"request {request.seq} was done before, and fails now: {outcome.message}")
             self._repeated += 1
         self._seconds_since += time.perf_counter() - started
 
-    def _outcome(self, request: Request, steps: int) -> Outcome:
+    def _outcome(self, request: records.Request, steps: int) -> records.Outcome:
         """Do a request and return its result, also where it failed. Raises what the attempt ends by."""
         try:
             outcome = self._do(request, steps)
@@ -120,50 +102,50 @@ class Lane:
             raise
         except LoradError as error:
             if error.message.startswith(_OF_THE_CODE):
-                outcome = Failed(error.message.removeprefix(_OF_THE_CODE), "user")
+                outcome = records.Failed(error.message.removeprefix(_OF_THE_CODE), "user")
             else:
                 is_ours = isinstance(error, AttestationFailed | StorageError) or type(error) is LoradError
                 words = f"{error.message}{'. ' * bool(error.hint)}{error.hint}"
-                outcome = Failed(words, "server" if is_ours else "user")
+                outcome = records.Failed(words, "server" if is_ours else "user")
         except ValueError as error:
-            outcome = Failed(str(error), "user")
-        if isinstance(outcome, Failed):
+            outcome = records.Failed(str(error), "user")
+        if isinstance(outcome, records.Failed):
             self._note_failure(request, outcome.message)
-        elif isinstance(request.arguments, Create | Load | Step | Unload):
+        elif isinstance(request.arguments, records.Create | records.Load | records.Step | records.Unload):
             self._model.state.seq = request.seq
         return outcome
 
-    def _note_failure(self, request: Request, message: str) -> None:
+    def _note_failure(self, request: records.Request, message: str) -> None:
         """Poison the gradients where a failure leaves them incomplete; a failed step discards them."""
         work = request.arguments
         poisons = (
-            (isinstance(work, Pass) and work.backward)
-            or (isinstance(work, Refused) and work.poisons)
-            or (isinstance(work, Load) and self._passes.datums > 0)
+            (isinstance(work, records.Pass) and work.backward)
+            or (isinstance(work, records.Refused) and work.poisons)
+            or (isinstance(work, records.Load) and self._passes.datums > 0)
         )
-        if isinstance(work, Create):
+        if isinstance(work, records.Create):
             self._end = EndFact("failed", f"the model could not be made: {message}")
         elif poisons:
             self._passes.poisoned = f"request {request.seq} failed: {message}"
-        elif isinstance(work, Step):
+        elif isinstance(work, records.Step):
             self._pool.call("discard_grads", Nothing())
             self._passes = Passes()
             self._model.state.seq = request.seq
 
-    def _do(self, request: Request, steps: int) -> Outcome:
+    def _do(self, request: records.Request, steps: int) -> records.Outcome:
         match request.arguments:
-            case Create() as work:
+            case records.Create() as work:
                 self._model.create(work.source, optimizer=work.optimizer)
-                return Created()
-            case Load() as work:
+                return records.Created()
+            case records.Load() as work:
                 self._model.load(work.source, optimizer=work.optimizer)
                 self._passes = Passes()
                 self._seconds_since = _MOST_SECONDS  # the next step is saved
-                return Loaded(work.path)
-            case Pass() as work:
+                return records.Loaded(work.path)
+            case records.Pass() as work:
                 if not work.backward:
                     scored: LogprobsResult = self._pool.call("logprobs", forward_of(work))
-                    return passed(work, scored.logprobs)
+                    return result_of(work, scored.logprobs)
                 gradients: Gradients = self._pool.call("forward_backward", backward_of(work))
                 if gradients.logprobs is None:
                     raise LoradError("the trainer gave no log-probabilities")
@@ -173,29 +155,33 @@ class Lane:
                     )
                     self._journal.append("warning", self._model.state.step, {"message": message})
                 self._passes.add(work, gradients)
-                return passed(work, gradients.logprobs, gradients.loss)
-            case Step() as work:
+                return result_of(work, gradients.logprobs, gradients.loss)
+            case records.Step() as work:
                 return self._step(work, steps)
-            case SaveWeights() as work:
+            case records.SaveWeights() as work:
                 return self._model.save(request.seq, work)
-            case SaveSampler() as work:
+            case records.SaveSampler() as work:
                 return self._model.publish(work)
-            case Unload():
+            case records.Unload():
                 self._end = EndFact("completed", f"{self._model.state.step} steps, unloaded by its client")
-                return Unloaded()
-            case Refused() as work:
-                return Failed(work.message)
+                return records.Unloaded()
+            case records.Refused() as work:
+                return records.Failed(work.message)
 
-    def _step(self, work: Step, steps: int) -> Outcome:
+    def _step(self, work: records.Step, steps: int) -> records.Outcome:
         state = self._model.state
         passes = self._passes
         if passes.poisoned:
-            return Failed(f"this step was not done, and its gradients are discarded, as {passes.poisoned}")
+            return records.Failed(
+                f"this step was not done, and its gradients are discarded, as {passes.poisoned}"
+            )
         if state.step >= steps:
-            return Failed(f"the run has made its {steps} steps (trainer.steps)")
+            return records.Failed(f"the run has made its {steps} steps (trainer.steps)")
         done: StepDone = self._pool.call("optim_step", step_of(work))
         if not done.applied:
-            return Failed("the gradient is not finite: the step was not done, the gradients are discarded")
+            return records.Failed(
+                "the gradient is not finite: the step was not done, the gradients are discarded"
+            )
         state.step += 1
         metrics = passes.metrics(work, done)
         if state.step > self._model.journaled:
@@ -212,7 +198,7 @@ class Lane:
         state.position += passes.datums
         self._passes = Passes()
         self._steps_since += 1
-        return Stepped({"grad_norm": done.grad_norm})
+        return records.Stepped({"grad_norm": done.grad_norm})
 
     def _snapshot(self) -> None:
         if self._repeated:
@@ -221,7 +207,7 @@ class Lane:
         HEART.work("checkpoint")
         if self._model.snapshot():
             state = self._model.state
-            self._results.append(Result(state.seq, time.time(), Snapshot(state.step)))
+            self._results.append(records.Result(state.seq, time.time(), records.Snapshot(state.step)))
             shorten(self._results, self._root, state.seq)
         self._steps_since = 0
         self._seconds_since = 0.0

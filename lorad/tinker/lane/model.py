@@ -93,14 +93,14 @@ class Model:
     def create(self, source: str, *, optimizer: bool) -> None:
         """Open the slot afresh, or from the directory of a checkpoint."""
         own = self._params.start_from
-        self._open(_start(source, optimizer=optimizer) if source else {"resume_from": own})
+        self._open({"resume_from" if optimizer else "source": source} if source else {"resume_from": own})
 
     def load(self, source: str, *, optimizer: bool) -> None:
         """Load the weights of a checkpoint; where that fails, they are as after the last step."""
         self.snapshot()
         self.close()
         try:
-            self._open(_start(source, optimizer=optimizer))
+            self._open({"resume_from" if optimizer else "source": source})
         except LoradError:
             self._open(self._origin)
             raise
@@ -206,7 +206,3 @@ class Model:
                 self._journal.append("placed", self.state.step, Placed(info.nodes, self._spec.trainer.ranks))
         self._is_open = True
         self._origin = start
-
-
-def _start(source: str, *, optimizer: bool) -> dict[str, str | None]:
-    return {"resume_from" if optimizer else "source": source}

@@ -79,23 +79,23 @@ class EarlierResults(Struct, frozen=True):
 
     Attributes:
         failed: Whether the request failed, by seq.
-        kept: The last seq of a snapshot, -1 for none; requests up to it may be gone.
+        snapshot: The last seq of a snapshot, -1 for none; requests up to it may be gone.
     """
 
     failed: dict[int, bool] = {}
-    kept: int = -1
+    snapshot: int = -1
 
     @classmethod
     def read(cls, directory: Path, after: int) -> "EarlierResults":
         """Read the results behind the last request that the checkpoint contains."""
         failed: dict[int, bool] = {}
-        kept = -1
+        snapshot = -1
         for result, _ in read(directory, Result, after=after):
             if isinstance(result.outcome, Snapshot):
-                kept = max(kept, result.seq)
+                snapshot = max(snapshot, result.seq)
             elif not isinstance(result.outcome, Waiting):
                 failed.setdefault(result.seq, isinstance(result.outcome, Failed))
-        return cls(failed, kept)
+        return cls(failed, snapshot)
 
 
 def shorten(results: LogWriter, root: Path, seq: int) -> None:

@@ -42,7 +42,7 @@ def forward_of(work: Pass) -> Logprobs:
     return Logprobs("slot", batch_of(work))
 
 
-def passed(work: Pass, logprobs: np.ndarray, loss: float | None = None) -> Passed:
+def result_of(work: Pass, logprobs: np.ndarray, loss: float | None = None) -> Passed:
     """Return the result of a pass; the loss is computed here where the trainer returned none."""
     if loss is None:
         loss = value(work.loss, work.config, logprobs, _checked(work), work.lengths)

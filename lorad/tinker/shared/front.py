@@ -15,14 +15,13 @@ from lorad.box.keys import keys_file
 from lorad.box.paths import Home
 from lorad.errors import NotFound
 from lorad.gateway.limits import RequestLimits
-from lorad.http.client import DaemonClient, Remembered
+from lorad.http.client import AnswerCache, DaemonClient
 from lorad.http.front import Owners, pass_on, requests_at_once
 from lorad.http.serve import SocketFile, serve
 from lorad.records.requests import DoorRequest
 from lorad.records.versions import DoorOwner
 from lorad.tinker.door.errors import HttpError
-from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, guarded, healthz
-from lorad.tinker.door.keys import Keys
+from lorad.tinker.door.guard import BODY_BYTES, CONNECTIONS, Keys, guarded, healthz
 
 _MOST = 1 << 13  # requests at once, polls among them
 _MOST_OF_ONE = 1 << 10  # of one user
@@ -52,11 +51,7 @@ class _Users:
 
     def __init__(self, home: Home) -> None:
         self._daemon = DaemonClient(home.socket)
-        self._uids: Remembered[int] = Remembered()
-
-    async def uid_of(self, owner: str) -> int:
-        """Return the uid of a user. Raises what `ask` raises."""
-        return await self._uids.get(owner, partial(self.ask, owner), lambda uid: True)
+        self.uids: AnswerCache[int] = AnswerCache()
 
     async def ask(self, owner: str) -> int:
         """Ask anew. Raises DaemonUnreachable, and HttpError 401 for who is no user of this machine."""
@@ -64,7 +59,7 @@ class _Users:
             answer = await self._daemon.ask("/v1/tinker/owner", DoorRequest(owner), DoorOwner)
         except NotFound:
             raise HttpError(401, f"this key is {owner}'s, who is no user of this machine") from None
-        self._uids.put(owner, answer.owner_uid)
+        self.uids.put(owner, answer.owner_uid)
         return answer.owner_uid
 
     async def aclose(self) -> None:
@@ -77,10 +72,10 @@ async def _forward(
     """Have the door of the key's owner answer."""
     owner = keys.owner_of(request)
     with limits.place(owner):
-        uid = await users.uid_of(owner)
+        wake = partial(users.ask, owner)
+        uid = await users.uids.get(owner, wake, lambda uid: True)
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         body = request.content if request.can_read_body else None
         path = f"/{request.raw_path.lstrip('/')}"
-        wake = partial(users.ask, owner)
-        async with doors.asked(uid, wake, request.method, path, data=body, headers=headers) as reply:
+        async with doors.ask(uid, wake, request.method, path, data=body, headers=headers) as reply:
             return await pass_on(request, reply, _RETURNED)

@@ -1,3 +1,1 @@
-"""The trainer that shards any Hugging Face causal LM over data-parallel ranks: transformers,
-PEFT and FSDP2.
-"""
+"""Shards any Hugging Face causal LM over data-parallel ranks, with transformers, PEFT and FSDP2."""

@@ -1,8 +1,7 @@
 """Room for one adapter in a model that is about to be sharded: on linears by PEFT, on experts by `experts`.
 
-PEFT reads the sizes of a linear off its weight, of which a rank holds only some rows after sharding. So all
-linears are wrapped before, with an adapter that is thrown away after; PEFT's wrappers stay and remember their
-sizes.
+PEFT reads the sizes of a linear off its weight, of which a rank has only some rows after sharding. So an
+adapter is put on all linears before, and thrown away after; PEFT's wrappers stay and remember the sizes.
 """
 
 import contextlib
@@ -31,20 +30,19 @@ _PARTS = (*_HALVES, MAGNITUDE)
 
 
 def is_adapter(parameter: str) -> bool:
-    """Return whether a parameter of this name is no part of the base."""
+    """Return whether a parameter belongs to an adapter, by its name."""
     return any(f".{part}.{_NAME}." in parameter for part in _PARTS)
 
 
 class AdapterRoom:
-    """What is put into one model. It holds an adapter from the beginning, see `parameters`.
+    """The adapter in a model, which has one from the beginning, see `parameters`.
 
     Attributes:
-        shapes: The shapes of all linears, of experts too.
+        shapes: The shapes of all linears, also of experts.
         linears: PEFT's wrappers of the linears that are modules.
 
     Args:
-        shapes: The shapes of the linears that are modules, by their paths in the model.
-        names: What the checkpoint calls each of these.
+        shapes, names: The shapes and the checkpoint's names of linears that are modules, by their paths.
         mixtures: The modules of experts, whose linears have no module of their own.
     """
 
@@ -73,9 +71,7 @@ class AdapterRoom:
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[None]:
-        """Leave in `shapes` only the linears that are called meanwhile: others give their weights away past
-        any adapter.
-        """
+        """Leave in `shapes` the linears that are called inside the block: others bypass their adapters."""
         called: set[str] = set()
         hooks = [
             module.register_forward_hook(lambda *_, name=name: called.add(name))
@@ -99,7 +95,7 @@ class AdapterRoom:
             self._holds = False
 
     def put(self, key: MountKey, dtype: torch.dtype, device: torch.device) -> "_ReplicatedAdapter":
-        """Put an adapter of zeros on exactly the modules of `key`, in the place of the present one.
+        """Replace the present adapter by one of zeros on exactly the modules of `key`.
 
         Raises AdapterRefused, and holds none, for modules that the model does not have.
         """
@@ -153,18 +149,13 @@ class AdapterRoom:
         experts.switch(self._mixtures, is_on=adapter, is_training=train)
         for linear in self._adapted:
             linear.lora_dropout[_NAME].train(train)
-        if adapter:
-            yield
-            return
-        self._switch_linears(False)
+            if not adapter:
+                linear.enable_adapters(False)
         try:
             yield
         finally:
-            self._switch_linears(True)
-
-    def _switch_linears(self, on: bool) -> None:
-        for linear in self._adapted:
-            linear.enable_adapters(on)
+            for linear in self._adapted if not adapter else ():
+                linear.enable_adapters(True)
 
     def row_norms(self, modules: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the length of each row of the base's weights, [out] in fp32. Collective."""
@@ -177,8 +168,9 @@ class AdapterRoom:
 
 
 class _Dora:
-    """What PEFT's linear computes in the place of its LoRA: `DoraLinearVariant` with the norm and the
-    magnitude in fp32, whatever the dtype of the base. Inside the forward of a layer its weights are whole.
+    """PEFT's `DoraLinearVariant` with norm and magnitude in fp32, whatever the dtype of the base.
+
+    Inside the forward of a layer its weights are whole.
     """
 
     @staticmethod
@@ -197,7 +189,7 @@ class _Dora:
 
 
 class _ParameterParts(NamedTuple):
-    """A parameter, and the tensors of an adapter that it holds: one, or a stack of several."""
+    """A parameter, and the names of an adapter's tensors that it holds: one, or a stack of several."""
 
     names: list[str]
     weight: nn.Parameter
@@ -209,9 +201,7 @@ class _ParameterParts(NamedTuple):
 
 
 class _ReplicatedAdapter(Mounted):
-    """An adapter of which every rank holds all: A then B of each linear, in the order of the configuration,
-    then the magnitudes of DoRA, then A and B of each layer's experts.
-    """
+    """An adapter that is whole on every rank: all linears' A and B, DoRA's magnitudes, experts' A and B."""
 
     def __init__(self, places: Sequence[_ParameterParts]) -> None:
         self._places = list(places)
@@ -246,9 +236,7 @@ class _ReplicatedAdapter(Mounted):
 
 
 class _Nameless(nn.Module):
-    """PEFT translates targets for the mixtures of experts that it recognises by a config:
-    here it finds none.
-    """
+    """A model without a config, by which PEFT would recognise mixtures and translate their targets."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -256,7 +244,7 @@ class _Nameless(nn.Module):
 
 
 def _lora(config: AdapterConfig) -> LoraConfig:
-    """Name the targets by one pattern over full names: with a list PEFT also takes what ends in an entry."""
+    """Name the targets by one pattern of full names: with a list PEFT would also take names that end so."""
     names = "|".join(re.escape(name) for name in config.modules)
     return LoraConfig(
         r=config.rank,

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM without its weights, and what a trainer has to know about how it is built."""
+"""Makes a Hugging Face causal LM without its weights, and looks how it is built."""
 
 import functools
 import inspect
@@ -32,13 +32,13 @@ _SECOND = 8
 _SEED = 20260101
 _ROUNDING = 0.05
 """What rounding may do to logits, by their norm: in bfloat16 it does less than a fifth of that."""
-_Scores = Callable[[Tensor, Tensor], Tensor]
-"""From ids [1, N] and positions [1, N] to logits [N, vocab]."""
+_Scores = Callable[[Tensor, Tensor], Tensor]  # from ids [1, N] and positions [1, N] to logits [N, vocab]
 
 
 def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return what to try, by transformers' names. For sequences that share a row, sdpa makes a mask of the
-    square of the row's tokens; FlashAttention, which needs a GPU and half precision, makes none.
+    """Return the attentions to try, by transformers' names.
+
+    Where sequences share a row, sdpa needs a mask of N * N; FlashAttention (GPU, half precision) needs none.
     """
     may_flash = device.type == "cuda" and dtype == torch.bfloat16 and is_flash_attn_2_available()
     flash = may_flash and not torch.are_deterministic_algorithms_enabled()
@@ -46,9 +46,9 @@ def attentions(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 
 def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
-    """Make a model with its parameters on the meta device, tied as in the end, frozen; buffers are real,
-    since no file holds all of them; there are no towers for images and sound. The attentions of `kinds` are
-    tried until the architecture has one.
+    """Make a frozen, tied model without towers for images and sound, whose parameters are on the meta device.
+
+    Buffers are real, since no file holds all of them. It gets the first attention of `kinds` that it has.
     """
     for kind in kinds:
         try:
@@ -76,15 +76,13 @@ def empty_model(config: Any, dtype: torch.dtype, kinds: Sequence[str]) -> Any:
 
 
 def decoder_of(model: Any) -> Any:
-    """Return what gives the last hidden states; the class of Llama 4 names itself."""
+    """Return the module that computes the last hidden states; the class of Llama 4 names itself."""
     decoder = model.get_decoder()
     return decoder.model if decoder is model else decoder
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """Return the decoder layers in order. Raises SpecError when no list has the length that the model's
-    config states.
-    """
+    """Return the decoder layers in order. Raises SpecError when no list is as long as the config says."""
     count = model.config.get_text_config().num_hidden_layers
     for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -145,12 +143,11 @@ def _words(nested: object) -> list[str]:
 def keeps_apart(scores: _Scores, vocab: int, device: torch.device) -> bool:
     """Compare a sequence behind another with the same alone. Collective where `scores` is.
 
-    What rounding does at any token is measured against what seeing the other sequence does where it does
-    most: a quarter of that is far above the one and far below the other.
+    Their greatest difference must be less than a quarter of what seeing the other sequence makes: rounding
+    makes far less than that, and seeing another sequence far more.
     """
-    ids = torch.randint(vocab, (1, _FIRST + _SECOND), generator=torch.Generator().manual_seed(_SEED)).to(
-        device
-    )
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(vocab, (1, _FIRST + _SECOND), generator=generator).to(device)
     through = torch.arange(_FIRST + _SECOND, device=device)[None]
     restarted = torch.cat([through[:, :_FIRST], through[:, :_SECOND]], dim=1)
     alone = scores(ids[:, _FIRST:], through[:, :_SECOND]).float()
@@ -160,42 +157,33 @@ def keeps_apart(scores: _Scores, vocab: int, device: torch.device) -> bool:
 
 
 def probe(vocab: int, tokens: int, device: torch.device) -> Rows:
-    """Return a row of two sequences, the second one of a token."""
+    """Return a row of two sequences, the second of which has a token."""
     generator = torch.Generator().manual_seed(_SEED)
     whole = torch.randint(vocab, (tokens,), generator=generator).to(torch.int32).numpy()
-    return pack(
-        [Sample(n, part, np.zeros(0, np.int64), 0) for n, part in enumerate((whole, whole[:2]))], device
-    )
+    nothing = np.zeros(0, np.int64)
+    return pack([Sample(0, whole, nothing, 0), Sample(1, whole[:2], nothing, 0)], device)
 
 
 def computes_alike(logits: Tensor, expected: Tensor) -> bool:
-    """Compare logits [tokens, vocab] but for rounding; a token whose experts are others for that is no
-    difference.
-    """
+    """Compare logits [tokens, vocab] up to rounding, which may give some tokens other experts."""
     difference = (logits - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return not difference.numel() or float(difference.median()) < _ROUNDING
 
 
 @dataclass
 class Recompute:
-    """A switch for a model's layers. transformers' own acts in training mode alone, where a base's dropout
-    acts too.
-    """
+    """A switch for a model's layers, in evaluation mode too: a base's dropout acts in transformers' own."""
 
     on: bool = False
 
     def install(self, layers: Iterable[nn.Module]) -> None:
-        """Put the switch into layers before `fully_shard`, whose hooks, which gather a layer's weights, then
-        stay outside and run once.
-        """
-        for layer in layers:
-            layer.forward = self._switched(layer.forward)
+        """Put the switch into layers before `fully_shard`, so that a layer's weights are gathered once."""
 
-    def _switched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return forward(*args, **kwargs)
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-        return run
+        for layer in layers:
+            switched = functools.partial(run, layer.forward)
+            layer.forward = functools.update_wrapper(switched, layer.forward)

@@ -1,6 +1,4 @@
-"""A Hugging Face causal LM sharded over data-parallel ranks by FSDP2, with adapters by PEFT that FSDP does
-not know.
-"""
+"""A Hugging Face causal LM that FSDP2 shards over ranks, with adapters by PEFT that FSDP does not know."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,12 +37,11 @@ _UNBOUNDED = 1 << 20  # tokens, where a config names no limit
 
 
 def open_body(settings: BodySettings) -> "FsdpBody":
-    """Open the body of this rank. All ranks of `torch.distributed` are data-parallel ones, `settings.cp`
-    neighbours of which read the same rows. Collective.
+    """Open the body of this rank, one of all that are data-parallel. Collective.
 
-    settings.args: `attn_implementation`, by transformers' names; without it FlashAttention where that works,
-        else sdpa.
-    Raises SpecError for what is beyond the limits of fsdp, and for a model that cannot be loaded.
+    Neighbours, `settings.cp` of them, read the same rows. `settings.args` may have `attn_implementation`, by
+    transformers' names; without it there is FlashAttention where that works, else sdpa. Raises SpecError for
+    what is beyond the limits of fsdp, and for a model that cannot be loaded.
     """
     setup = settings.backend_setup("fsdp")
     refuse(setup)
@@ -52,14 +49,13 @@ def open_body(settings: BodySettings) -> "FsdpBody":
 
 
 class FsdpBody(Body):
-    """A base whose weights are gathered layer by layer when needed, or are there in one piece; adapters are
-    whole everywhere.
+    """A base whose weights are gathered layer by layer when needed, or are whole; adapters are whole.
 
     The base is always in evaluation mode, so that only the adapter has dropout.
 
     Attributes:
         model: The module of transformers, which an engine may share where the base is whole.
-        linears: What computes each linear of the base without any adapter, by logical name.
+        linears: The base's module of each linear, without any adapter, by logical name.
     """
 
     lockstep = True
@@ -137,8 +133,9 @@ class FsdpBody(Body):
         self._room.clear()
 
     def _cut_sequences(self) -> None:
-        """Attend over `cp` from now on. Raises SpecError where a model mixes tokens by other means than
-        attention, and so computes something else then. Collective.
+        """Attend over `cp` from now on. Collective.
+
+        Raises SpecError for a model that mixes tokens by other means than attention, whose scores change so.
         """
         row = probe(self.vocab, 4 * self.cp.size + 1, self.device)
         part = cut(row, self.cp)
@@ -165,9 +162,7 @@ class FsdpBody(Body):
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let the model compute as the checkpoint has it inside the block: no adapter acts, no routes are
-        replayed.
-        """
+        """Compute as the checkpoint says inside the block: no adapter acts, and no routes are replayed."""
         self._router.replay = None
         self._recompute.on = False
         with self._room.acting(False, False):
@@ -188,8 +183,9 @@ class FsdpBody(Body):
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
     ) -> Tensor:
-        """Return what the decoder gives. After the visit its first token alone goes on to the output layer,
-        by which FSDP sees the model's end, and so the backward that is to come.
+        """Return the decoder's states. Its first token alone goes on to the output layer, after the visit.
+
+        That way FSDP sees the model's end, and so the backward that is to come.
         """
         decoder = architecture.decoder_of(self.model)
         captured = []
@@ -202,9 +198,9 @@ class FsdpBody(Body):
             if visit is not None:
 
                 def scores(part: Tensor) -> Tensor:
-                    """Return the logits [m, vocab] of states [m, hidden], as if the decoder had given them,
-                    with all that an architecture does beside its output layer. It works amid a forward alone:
-                    past FSDP's hooks, by the weights that are gathered there.
+                    """Return the logits [m, vocab] of states [m, hidden], as if the decoder had made them.
+
+                    It works amid a forward alone: past FSDP's hooks, by the weights that are gathered there.
                     """
                     output.last_hidden_state = part[None]
                     decoder.forward = lambda *_, **__: output
@@ -251,18 +247,18 @@ class FsdpBody(Body):
         return torch.cat(flags)
 
     def offload(self) -> None:
-        """Let the device go. The host keeps the base from the first time on: nothing of it ever changes."""
-        is_first = not self._on_host
-        kept = iter(self._on_host)
+        """Move the base to the host, which keeps it from the first time on: nothing of it ever changes."""
+        if self._on_host:
+            on_host = iter(self._on_host)
+            self._move(lambda _: next(on_host))
+            return
         keep = _pinned if self.device.type == "cuda" else Tensor.cpu
 
-        def on_host(tensor: Tensor) -> Tensor:
-            if not is_first:
-                return next(kept)
+        def kept(tensor: Tensor) -> Tensor:
             self._on_host.append(keep(tensor))
             return self._on_host[-1]
 
-        self._move(on_host)
+        self._move(kept)
 
     def onload(self) -> None:
         self._move(lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -274,16 +270,14 @@ class FsdpBody(Body):
         return logits
 
     def _move(self, where: Callable[[Tensor], Tensor]) -> None:
-        """Move shards and buffers of the base; adapters stay, since others hold views of their memory."""
+        """Move the base's shards and buffers, but not adapters, whose memory slots share."""
         stays = [tensor for parameter in self._room.parameters() for tensor in (parameter, parameter.grad)]
         staying = {id(tensor) for tensor in stays}
         self.model._apply(lambda tensor: tensor if id(tensor) in staying else where(tensor))
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """Return a copy of a GPU's tensor in pinned memory of the host, out of which the GPU copies at the speed
-    of the bus while the host goes on.
-    """
+    """Copy a GPU's tensor to pinned host memory, of which the GPU copies at full speed meanwhile."""
     copy = tensor.to("cpu")
     if isinstance(copy, DTensor):
         copy._local_tensor = copy._local_tensor.pin_memory()  # a DTensor cannot be pinned itself

@@ -1,9 +1,9 @@
-"""Adapters on the experts of a mixture, which transformers holds as two tensors of a layer: `gate_up_proj`
-[experts, 2 * inner, hidden] and `down_proj` [experts, hidden, inner].
+"""Adapters on the experts of a mixture.
 
-Each expert has pairs of its own (A and B of gate, up and down), held beside the module, where FSDP does not
-see them. transformers computes experts by a function that can be exchanged; this one adds the pairs to the
-product, so that no weight is changed and no weight's gradient is made. (PEFT's `target_parameters` adds them
+transformers has two tensors for a layer's experts, `gate_up_proj` [experts, 2 * inner, hidden] and
+`down_proj` [experts, hidden, inner]. Each expert gets an A and a B for gate, up and down, held beside the
+module, where FSDP does not see them. `_forward`, in the place of transformers' function for experts, adds
+the pairs to the product, so that no weight changes or gets a gradient. (PEFT's `target_parameters` adds them
 to the weights, which goes wrong when these are sharded.)
 """
 
@@ -33,9 +33,7 @@ _Routed = tuple[Tensor, Tensor, Tensor]
 
 
 class _Pair(NamedTuple):
-    """The halves of one linear (gate, up or down) of the experts that have an adapter, in the order of
-    `experts`: a [n, rank, in] and b [n, out, rank].
-    """
+    """A linear of the experts with an adapter, in their order: a [n, rank, in] and b [n, out, rank]."""
 
     experts: tuple[int, ...]
     a: nn.Parameter
@@ -43,7 +41,7 @@ class _Pair(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where a stored weight lies: in the parameter `name`, at one expert, in some of its rows."""
+    """The place of a stored weight: rows of an expert in the parameter `name`."""
 
     name: str
     expert: int
@@ -62,8 +60,9 @@ class _Pairs:
 
 
 def experts_in(layers: Sequence[nn.Module], model: Any) -> dict[str, Any]:
-    """Find the modules of experts by their name in checkpoints, if `_forward` can compute all of the model's,
-    and checkpoints name their linears as `expert_shapes` does.
+    """Find the modules of experts by their name in checkpoints, if `_forward` can compute all of them.
+
+    Checkpoints must name their linears as `expert_shapes` does.
     """
     family = model.config.get_text_config().model_type
     if family not in ADAPTS["fsdp"]:
@@ -108,7 +107,7 @@ def expert_shapes(modules: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def parts_of(modules: Mapping[str, Any]) -> dict[str, Part]:
-    """Return where each weight of an expert lies, by its name in checkpoints."""
+    """Return the place of each weight of an expert, by its name in checkpoints."""
     parts = {}
     for path, module in modules.items():
         inner = module.gate_up_proj.shape[1] // 2
@@ -132,7 +131,7 @@ def compute_experts(model: Any) -> None:
 def put(
     modules: Mapping[str, Any], config: AdapterConfig, dtype: torch.dtype, device: torch.device
 ) -> dict[tuple[str, str], _Pair]:
-    """Give the experts that `config` names pairs of zeros: by (path of the experts, linear)."""
+    """Give the experts that `config` names pairs of zeros; return them by path of the experts and linear."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for path in modules:
         for name in config.modules:
@@ -184,21 +183,19 @@ def watched(modules: Mapping[str, Any]) -> Iterator[dict[str, list[Tensor]]]:
 
 
 class Router:
-    """Replays routes in the routers of a model's mixtures, which are beside the experts, as `mlp.gate` is
-    beside `mlp.experts`. What `replay` is set to holds until the next: a backward may recompute a layer.
-    It has `tokens` before padding.
-    """
+    """Replays routes in a model's routers, beside the experts, as `mlp.gate` beside `mlp.experts`."""
 
     def __init__(self, model: nn.Module, modules: Mapping[str, Any]) -> None:
-        self.replay: Replay | None = None
-        self.tokens = 0
+        self.replay: Replay | None = None  # it stays until the next: a backward may recompute a layer
+        self.tokens = 0  # of the replay, before padding
         for number, path in enumerate(modules):
             gate: Any = model.get_submodule(f"{path.rpartition('.')[0]}.gate")
             gate.register_forward_hook(partial(self._replayed, number))
 
     def _replayed(self, number: int, gate: Any, _: object, output: _Routed) -> _Routed | None:
-        """Weigh the experts of the replay as the router weighs its own, whose `output` is logits [tokens,
-        experts], weights and experts [tokens, per token].
+        """Weigh the replay's experts as the router weighs its own.
+
+        Its output is logits [tokens, experts], weights and experts [tokens, per token].
         """
         if self.replay is None:
             return None
@@ -219,8 +216,9 @@ def route_shape(model: Any, modules: Mapping[str, Any]) -> RouteShape | None:
 
 
 def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of each token's experts, each times its weight, [tokens, hidden]. They are added in the
-    order of `index`, int64 [tokens, per token], whatever else is in the batch.
+    """Return the weighted sum of each token's experts, [tokens, hidden].
+
+    They are added in the order of `index`, int64 [tokens, per token], whatever else is in the batch.
     """
     if (seen := self.__dict__.get(_SEEN)) is not None:
         seen.append(index)
@@ -244,8 +242,9 @@ def _forward(self: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tenso
 
 
 def _added(x: Tensor, pairs: _Pairs, linear: str, ends: Tensor, out: int) -> Tensor:
-    """Return what the adapters add to x [rows, in], which is sorted by expert, [rows, out]. `ends` says where
-    the rows of each expert end, int32 [experts].
+    """Return the adapters' share of a product, [rows, out], for x [rows, in] sorted by expert.
+
+    The rows of each expert end at `ends`, int32 [experts].
     """
     if linear not in pairs.by_linear:
         return x.new_zeros(len(x), out)

@@ -20,16 +20,13 @@ T = TypeVar("T")
 
 
 class FusedTrainer(Trainer):
-    """Each verb is one quantum of `compute`, so that it and the engine's forwards come one after another.
-
-    Attributes:
-        body: The base; the engine calls its model on `compute`, inside `FsdpBody.lent`.
-    """
+    """Takes turns with the engine on `compute`, where that calls the body's model inside `FsdpBody.lent`."""
 
     @classmethod
     async def start(cls, compute: Compute, settings: BodySettings, name: str) -> "FusedTrainer":
-        """Load the base on the compute thread. Raises what `open_body` raises. `name`: what the
-        configurations of adapters call the base.
+        """Load the base on the compute thread. Raises what `open_body` raises.
+
+        name: The base's name in configurations of adapters.
         """
         device = torch.device(settings.device)
         await compute.run(prepare, device)

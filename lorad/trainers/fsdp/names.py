@@ -1,4 +1,4 @@
-"""List the linears of a checkpoint that the ranks of fsdp have, by its names.
+"""Lists a checkpoint's linears that the ranks of fsdp have, by its names.
 
 `python -m lorad.trainers.fsdp.names DIRECTORY` writes a line of JSON on stdout: the names, or the error that
 the ranks would end with.
@@ -19,7 +19,7 @@ from lorad.trainers.sharded.lacking import refuse_lacking
 
 
 def _names(directory: Path) -> list[str]:
-    """Return what the checkpoint calls the linears of transformers' model, without reading weights.
+    """Return the checkpoint's names for the linears of transformers' model, without reading weights.
 
     Raises SpecError, also for tensors of the model that the directory lacks.
     """

@@ -1,7 +1,7 @@
-"""Sequences cut over ranks: each reads a part of the tokens, and for attention alone each has all tokens of a
-part of the heads (DeepSpeed-Ulysses, Jacobs et al., 2023, arXiv 2309.14509).
+"""Sequences cut over ranks, as in DeepSpeed-Ulysses (Jacobs et al., 2023, arXiv 2309.14509).
 
-Two exchanges before an attention and one after it; everything else in a layer is of one token each.
+Each rank reads a part of the tokens, and in attention all tokens for a part of the heads. Two exchanges stand
+before an attention and one after it; everything else in a layer computes each token by itself.
 """
 
 import itertools
@@ -20,20 +20,15 @@ from lorad.trainers.sharded.workers import DataParallel
 
 _NAME = "lorad_ulysses"  # among transformers' attentions
 _PLAIN = {"is_causal", "dropout", "scaling", "position_ids", "use_cache"}
-"""What transformers hands to every attention. Some families ask for more: a window, sinks, a cap."""
+"""The arguments that transformers gives every attention. Some families add others: a window, sinks, a cap."""
 
 
 class Ulysses:
-    """The attention of the model that it was `install`ed in.
-
-    Attributes:
-        group: The ranks that share rows.
-        starts: Where the sequences of the present row begin, in all of its tokens, and the end.
-    """
+    """The attention of a model, over the ranks that share rows."""
 
     def __init__(self, group: DataParallel) -> None:
         self.group = group
-        self.starts: Sequence[int] = ()
+        self.starts: Sequence[int] = ()  # of the sequences in the present whole row, and its end
 
     def install(self, config: Any) -> None:
         """Make models with this configuration attend by this from now on."""
@@ -47,8 +42,9 @@ class Ulysses:
     def _attend(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any
     ) -> tuple[Tensor, None]:
-        """Attend from q [1, heads, tokens here, dim] to k and v, which have fewer heads; return [1, tokens
-        here, heads, dim].
+        """Attend from q [1, heads, tokens here, dim] to k and v, which may have fewer heads.
+
+        Return [1, tokens here, heads, dim].
         """
         asked = {name for name, value in more.items() if name not in _PLAIN and value not in (None, False)}
         if asked or mask is not None or more.get("dropout"):

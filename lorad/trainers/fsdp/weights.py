@@ -1,5 +1,6 @@
 """The weights of a sharded model: each rank reads its own rows, so that the whole model is in no memory."""
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -28,17 +29,13 @@ log = logging.getLogger("lorad.fsdp")
 
 
 class Rounding(NamedTuple):
-    """Rounds linears to the grid of a narrow format, as they are stored, to the numbers that builtin has.
-    Without a form nothing is rounded; `linears` has the names of all that are.
-    """
+    """Rounds the named linears to the grid of a narrow format, as builtin does; without a form none."""
 
     form: Quantize | None
     linears: Collection[str]
 
     def whole(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a linear's weight in this dtype. A block of numbers may reach over rows, so all are
-        rounded.
-        """
+        """Return a linear's weight in this dtype, rounded whole: a block of numbers may reach over rows."""
         return stored if self.form is None else pack(stored, self.form, dtype, stored.device).dense()
 
     def takes(self, name: str) -> bool:
@@ -51,8 +48,8 @@ def fill(
     """Allocate this rank's shards of a model on the meta device and fill them. Collective.
 
     The linears of `mixtures`, modules of experts (see `experts.experts_in`), are stored one by one. Raises
-    SpecError where the files do not hold exactly what the model needs, or names in them are not those
-    of the modules and the base is to be rounded.
+    SpecError where the files do not have exactly the model's tensors, or not by the modules' names although
+    the base is to be rounded.
     """
     derived = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=device)
@@ -67,7 +64,13 @@ def fill(
     is_whole = all(name in files for name in parts)
     names = _names_in_files(model, files)
     has_all = all(stored in files or name in fused for name, stored in names.items())
-    if (parts or not _converts(model)) and is_whole and has_all:
+    converts = False
+    with contextlib.suppress(ImportError):  # before transformers 5 modules are stored as they are
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+
+        converts = any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
+    if (parts or not converts) and is_whole and has_all:
         log.info("every rank reads its own rows of %s", directory)
         _read_rows(model, files, names, parts, rounding)
     elif rounding.form is not None:
@@ -85,9 +88,7 @@ def fill(
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the base's tensors that a checkpoint holds, once each and by the names there; adapters are left
-    out.
-    """
+    """Yield the base's tensors that a checkpoint holds, without adapters, once each by the names there."""
     transient = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in model.named_modules()
@@ -107,17 +108,8 @@ def checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _converts(model: nn.Module) -> bool:
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter
-    except ImportError:  # before transformers 5 modules are stored as they are
-        return False
-    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
-
-
 def _names_in_files(model: nn.Module, files: Collection[str]) -> dict[str, str]:
-    """Return the names in the files of a model's tensors, where these differ by one prefix at most."""
+    """Return the files' names of a model's tensors, which differ by one prefix at most."""
     read = [name for name in files if not is_left_out(name, 0)]
     names = renamed((name for name, _ in weights(model)), read)
     prefixes = {
@@ -188,7 +180,7 @@ def _read_part(file: Any, path: Path, name: str, part: Part, into: Tensor, round
 
 
 def _receive_rows(model: nn.Module, directory: Path, device: torch.device) -> None:
-    """Have rank 0 load as transformers does and show the others one tensor at a time."""
+    """Have rank 0 load as transformers does, and send the others one tensor at a time."""
     whole: dict[str, Tensor] = {}
     failure = ""
     if dist.get_rank() == 0:

@@ -1,3 +1,1 @@
-"""The base model of Megatron-Bridge and Megatron Core, cut over ranks, with adapters of Bridge's own LoRA
-classes.
-"""
+"""The base of Megatron-Bridge and Megatron Core, cut over ranks, with adapters of Bridge's LoRA classes."""

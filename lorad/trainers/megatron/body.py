@@ -14,12 +14,11 @@ from lorad.limits.check import refuse
 from lorad.limits.limit import BackendSetup
 from lorad.models.base import add_to
 from lorad.rl.loss import TokenLogprobs
-from lorad.trainers.megatron import provider
 from lorad.trainers.megatron.experts import are_met, expert_linears, watched
 from lorad.trainers.megatron.forward import hidden_shape, predict
 from lorad.trainers.megatron.mounted import Layout, MegatronMounted, Wrapped, unwrap, wrap
 from lorad.trainers.megatron.pipeline import Pipeline, Run
-from lorad.trainers.megatron.provider import DTYPES, Base, build
+from lorad.trainers.megatron.provider import DTYPES, Base, build, check_rotary
 from lorad.trainers.megatron.routes import RouteReplay
 from lorad.trainers.megatron.targets import chosen, paths_here, trainable_shapes
 from lorad.trainers.sharded.body import Body, BodySettings, Mounted, MountKey
@@ -27,8 +26,7 @@ from lorad.trainers.sharded.head import Differentiating, RowLoss, ScoringVisit, 
 from lorad.trainers.sharded.rows import Rows
 from lorad.trainers.sharded.workers import DataParallel
 
-_LAYOUTS = 16
-"""How many kinds of adapter are remembered; a kind costs two exports to learn."""
+_LAYOUTS = 16  # how many kinds of adapter are remembered; a kind costs two exports to learn
 
 
 def open_body(settings: BodySettings) -> Body:
@@ -61,21 +59,20 @@ class MegatronBody(Body):
         self._tp_rank: int = parallel_state.get_tensor_model_parallel_rank()
         self.leads = self._tp_rank == 0
         self.has_states = settings.pp == 1
-        size = parallel_state.get_data_parallel_world_size()
         self.dp = DataParallel(
             parallel_state.get_data_parallel_rank(),
-            size,
-            parallel_state.get_data_parallel_group() if size > 1 else None,
+            parallel_state.get_data_parallel_world_size(),
+            parallel_state.get_data_parallel_group(),
         )
-        reference = reference_of(base.config)
-        self._spreads_experts = settings.ep * settings.tp > 1
         self.expert_dp = DataParallel(
             parallel_state.get_expert_data_parallel_rank(),
             parallel_state.get_expert_data_parallel_world_size(),
             parallel_state.get_expert_data_parallel_group(),
         )
+        self._spreads_experts = settings.ep * settings.tp > 1
         self.expert_times = settings.tp
-        provider.check_rotary(reference, self._model, base.config)
+        reference = reference_of(base.config)
+        check_rotary(reference, self._model, base.config)
         self._pipeline = Pipeline(self.device, self.dtype)
         self._paths = paths_here(self._model)
         self._mixtures = [module for module in self._model.modules() if isinstance(module, MoELayer)]
@@ -99,9 +96,7 @@ class MegatronBody(Body):
         return self._router.counts()
 
     def met(self, rows: Rows) -> Tensor:
-        """Return which experts are met, also by micro-batches of ranks with other experts: routers choose
-        among all of them, wherever these are.
-        """
+        """Return which experts are met: routers choose among those of all ranks."""
         with watched(self._mixtures) as seen:
             self.likely(rows, 1.0, adapter=False)
         tokens = rows.ids.shape[1] * bool(rows.targets.numel())
@@ -201,8 +196,7 @@ class MegatronBody(Body):
         for wrapped in self._wrapped:
             wrapped.enable(adapter)
         self._model.train(train)
-        # frozen: in training they balance their load, and refuse tensor parallelism
-        for layer in self._mixtures:
+        for layer in self._mixtures:  # which balance their load in training, and refuse tensor parallelism
             layer.eval()
         for wrapped in self._wrapped:
             wrapped.wrapper.get_submodule("adapter").train(train)
@@ -223,10 +217,10 @@ class MegatronBody(Body):
         """Move the base to the host, whose copy is kept, since the base is frozen."""
         if self.device.type == "cpu":
             return
-        mine = self._base_parameters()
+        parameters = self._base_parameters()
         if not self._host:
-            self._host = [parameter.data.to("cpu").pin_memory() for parameter in mine]
-        for parameter, host in zip(mine, self._host, strict=True):
+            self._host = [parameter.data.to("cpu").pin_memory() for parameter in parameters]
+        for parameter, host in zip(parameters, self._host, strict=True):
             parameter.data = host
 
     def onload(self) -> None:
@@ -238,7 +232,7 @@ class MegatronBody(Body):
 
 
 def reference_of(config: Any) -> nn.Module:
-    """Return transformers' model without memory: logical names speak of its parameters and linears."""
+    """Return transformers' model without memory, whose parameters and linears have the logical names."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -1,7 +1,6 @@
-"""The experts of a mixture, which Megatron spreads over expert-parallel ranks: which there are, which of them
-tokens meet, and their adapters' tensors of all ranks.
+"""The experts of a mixture, which Megatron spreads over expert-parallel ranks, and their adapters' tensors.
 
-Bridge's export counts the experts of each rank from 0, so that those of all ranks but the first are lost.
+Bridge's export counts the experts of each rank from 0, so that all but those of the first rank are lost.
 lorad gathers them itself.
 """
 
@@ -9,6 +8,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,13 @@ def expert_linears(model: Path, config: Any) -> _Shapes:
 
 @contextlib.contextmanager
 def watched(mixtures: Sequence[Any]) -> Iterator[dict[int, Tensor]]:
-    """Collect where the routers of these layers send tokens inside the block: bool [tokens, experts] by the
-    layer's number, from 0.
-    """
+    """Collect the routes inside the block: bool [tokens, experts] by the layer's number, from 0."""
     seen: dict[int, Tensor] = {}
 
-    def look(number: int) -> Any:
-        return lambda router, inputs, outputs: seen.update({number: outputs[1]})
+    def note(number: int, router: Any, inputs: Any, outputs: Any) -> None:
+        seen[number] = outputs[1]
 
-    hooks = [layer.router.register_forward_hook(look(layer.layer_number - 1)) for layer in mixtures]
+    hooks = [layer.router.register_forward_hook(partial(note, layer.layer_number - 1)) for layer in mixtures]
     try:
         yield seen
     finally:
@@ -61,12 +59,9 @@ def from_all_ranks(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return the tensors of all ranks of `group`, fp32 on the CPU. The bits of all ranks are added up, of
-    which all but one rank's are zeros. Collective.
+    """Return the tensors of all ranks of `group` by name, fp32 on the CPU. Collective.
 
-    Args:
-        shapes: The shape of each tensor by name.
-        own: The tensors that this rank has.
+    The bits of all ranks are added up; a tensor is zero on all ranks but one. `own` has this rank's tensors.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
     flat = torch.zeros(sum(sizes), device=device)

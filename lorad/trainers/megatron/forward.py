@@ -1,6 +1,4 @@
-"""A micro-batch through the layers of a rank: sequences packed in one row, only what predicts something
-scored, by the words that this rank has.
-"""
+"""A micro-batch through this rank's layers: sequences packed in one row; only predictors are scored."""
 
 from typing import Any
 
@@ -23,19 +21,20 @@ def predict(
     below: Tensor | None = None,
     visit: Visit | None = None,
 ) -> Tensor:
-    """Return the last hidden states, [M, hidden], on every tensor-parallel rank; where the model has a stage
-    above, the hidden states for that one. Each rank's head gives the scores of its part of the vocabulary,
-    for a loss that is computed by each of them alike.
+    """Return the last hidden states, [M, hidden], on every tensor-parallel rank, or what the next stage gets.
+
+    Each rank's head scores its part of the vocabulary, for a loss that all ranks compute alike.
 
     Args:
-        packed: Whether attention takes sequences as they are. Else it gets a mask, of N * N booleans (and
-            makes scores of N * N numbers per head), which is for small N. Positions count from the row's
-            beginning then: rotary embeddings only see differences.
+        packed: Whether attention takes sequences as they are. Else it gets a mask of N * N booleans (and
+            makes N * N scores per head), which is for small N. Positions count from the row's beginning then:
+            rotary embeddings only see differences.
         recompute: Whether Megatron recomputes everything, one layer at a time.
         below: The hidden states of the stage below, shaped as `hidden_shape` says.
-        visit: See `Body.states`; where there is a stage above it is not made.
+        visit: See `Body.states`; only the last stage makes it.
     """
     from megatron.core import parallel_state
+    from megatron.core.packed_seq_params import PackedSeqParams
 
     config: Any = model.config
     decoder: Any = model.get_submodule("decoder")
@@ -52,7 +51,17 @@ def predict(
         entering.requires_grad_()
     decoder.set_input_tensor(below)
     mask = None
-    if not packed:  # true where a token must not look, ahead or into another sequence: [1, 1, N, N]
+    packing = None
+    if packed:
+        longest = max(int((rows.starts[1:] - rows.starts[:-1]).max()), tp)
+        packing = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=starts,
+            cu_seqlens_kv=starts,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+    else:  # true where a token must not look, ahead or into another sequence: [1, 1, N, N]
         sequence = (positions[0] == 0).cumsum(0)
         mask = ~(sequence[:, None] == sequence[None]).tril()[None, None]
 
@@ -69,7 +78,7 @@ def predict(
         position_ids=positions,
         attention_mask=mask,
         decoder_input=entering,
-        packed_seq_params=_sequences(starts, max(rows.longest, tp)) if packed else None,
+        packed_seq_params=packing,
         output_processor=score,
     )
     decoder.set_input_tensor(None)
@@ -77,9 +86,7 @@ def predict(
 
 
 def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -> Head:
-    """Return the output layer of this rank: Megatron pads a vocabulary that `tp` does not divide, at the end,
-    and gives each rank as many columns.
-    """
+    """Return this rank's output layer: Megatron pads a vocabulary so that each rank has as many columns."""
     from megatron.core import parallel_state
 
     bare: Any = getattr(output_layer, "to_wrap", output_layer)
@@ -98,16 +105,15 @@ def _head(output_layer: nn.Module, weight: Tensor | None, vocab: int, tp: int) -
 
 
 def hidden_shape(model: nn.Module, rows: Rows, tp: int) -> tuple[int, int, int]:
-    """Return how many tokens there are, one row, and the width of the model."""
+    """Return the shape of hidden states: tokens, one row, and the width of the model."""
     config: Any = model.config
     return _padded(rows, tp)[0].shape[1], 1, config.hidden_size
 
 
 def _padded(rows: Rows, tp: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad to a number of tokens that `tp` divides, by a sequence that nothing looks at.
+    """Pad by a sequence that nothing looks at, to a number of tokens that `tp` divides.
 
-    Bridge's `CanonicalLoRA` reshapes this rank's queries with the head count of all ranks: `tp` tokens become
-    one.
+    Bridge's `CanonicalLoRA` makes one token of `tp`, as it reshapes queries by the head count of all ranks.
     """
     missing = -rows.ids.shape[1] % tp
     if not missing:
@@ -115,15 +121,3 @@ def _padded(rows: Rows, tp: int) -> tuple[Tensor, Tensor, Tensor]:
     more = torch.arange(missing, device=rows.ids.device)[None]
     ids = torch.cat([rows.ids, torch.zeros_like(more)], 1)
     return ids, torch.cat([rows.positions, more], 1), torch.cat([rows.starts, rows.starts[-1:] + missing])
-
-
-def _sequences(starts: Tensor, longest: int) -> Any:
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=starts,
-        cu_seqlens_kv=starts,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )

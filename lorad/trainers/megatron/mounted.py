@@ -4,7 +4,6 @@ Bridge exports what is cut over tensor-parallel ranks and over stages; experts a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +26,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class _Piece:
-    """Where a logical tensor lies on this rank: `parameter[rows, columns]` is `tensor[from_rows,
-    from_columns]`.
-    """
+    """A tensor's place on this rank: `parameter[rows, columns]` is `tensor[from_rows, from_columns]`."""
 
     rows: _Index
     columns: _Index
@@ -44,15 +41,13 @@ Layout = dict[str, _Piece]
 
 
 def _numbered(shape: tuple[int, int], rank: int, axis: int) -> Tensor:
-    """Number the rows (axis 0) or columns over all ranks. Floats of 32 bits hold these integers exactly: both
-    numbers of a shape are far below 2**24.
-    """
+    """Number the rows (axis 0) or columns over all ranks, exactly: both are far below 2**24."""
     line = torch.arange(shape[axis], dtype=torch.float32) + rank * shape[axis]
     return (line[:, None] if axis == 0 else line[None]).expand(shape).contiguous()
 
 
 def _short(index: np.ndarray) -> _Index:
-    """Return neighbours as a slice: most layouts are one."""
+    """Return an index of neighbours as a slice, as most layouts are."""
     first = int(index[0])
     last = int(index[-1])
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
@@ -66,7 +61,7 @@ def _grid(rows: _Index, columns: _Index) -> tuple[_Index, _Index]:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """One module, before and after, and the flags that Bridge sets on it (Transformer Engine's only)."""
+    """A module, its wrapper, and the flags that Bridge sets on it (on Transformer Engine's only)."""
 
     target: MegatronModule
     original: nn.Module
@@ -82,7 +77,7 @@ class Wrapped:
             wrapper.disable_adapter_layers()
 
     def put(self, model: nn.Module, module: nn.Module) -> None:
-        """Set one of the two in the model."""
+        """Put the original or the wrapper into the model."""
         parent, _, name = self.target.path.rpartition(".")
         setattr(model.get_submodule(parent), name, module)
 
@@ -149,7 +144,7 @@ class MegatronMounted(Mounted):
     Args:
         targets: The adapted modules of the whole model.
         wrapped: The adapted modules of this rank; `_holders` and the layout have these alone, experts last.
-        export: Yields what is in the model beside experts, see `_exported`.
+        export: Yields the model's adapter tensors, except those of experts.
         group: The ranks that have all experts between them.
     """
 
@@ -192,8 +187,9 @@ class MegatronMounted(Mounted):
         self.layout: Layout = {}
 
     def _enter(self, wrapped: Wrapped) -> None:
-        """Note which parameter holds which logical tensor. Fused members share A, and a B in which an
-        expert's members follow each other.
+        """Note which parameter holds which logical tensor.
+
+        Fused members share A, and a B in which an expert's members follow each other.
         """
         adapter = wrapped.wrapper.get_submodule("adapter")
         for member, name in wrapped.target.members.items():
@@ -208,8 +204,7 @@ class MegatronMounted(Mounted):
                     self._own[f"{name}.{side}.weight"] = _Piece(rows, _ALL, _ALL, _ALL)
 
     def learn_layout(self, rank: int) -> None:
-        """Learn which piece of each tensor is here, which `scatter` needs, on the rank of this number among
-        the ranks that cut them.
+        """Learn for `scatter` which piece of each tensor is here, on number `rank` of those that cut it.
 
         Collective. Raises AdapterRefused where Bridge exports less than was asked for, or an expert is not on
         exactly one of the ranks of `group`.
@@ -245,32 +240,26 @@ class MegatronMounted(Mounted):
         return tensors
 
     def _exported(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return what Bridge exports with these in the place of the weights, which is all but the experts."""
+        """Return what Bridge exports, all but the experts, with `local` in the place of the weights."""
         tensors: dict[str, Tensor] = {}
         if not self._names:
             return tensors
-        with self._in_place_of_weights(local):
+        holders = self._holders[: self._dense]
+        try:
+            for holder, part in zip(holders, local, strict=True):
+                moved = part.detach().to(self._device, torch.float32).contiguous()
+                holder.weight = nn.Parameter(moved, requires_grad=False)
             for name, tensor in self._export():
                 if name == f"{HEAD}.lora_B.weight":  # Megatron pads a vocabulary
                     tensor = tensor[: self._shapes[HEAD][0]]
                 if name in self._names:
                     tensors[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+        finally:
+            for holder, weight in zip(holders, self.parameters[: self._dense], strict=True):
+                holder.weight = weight
         if tensors.keys() != self._names:
             raise AdapterRefused(f"Bridge exports no {min(self._names - tensors.keys())}")
         return tensors
-
-    @contextmanager
-    def _in_place_of_weights(self, local: Sequence[Tensor]) -> Iterator[None]:
-        holders = self._holders[: self._dense]
-        weights = self.parameters[: self._dense]
-        try:
-            for holder, tensor in zip(holders, local, strict=True):
-                moved = tensor.detach().to(self._device, torch.float32).contiguous()
-                holder.weight = nn.Parameter(moved, requires_grad=False)
-            yield
-        finally:
-            for holder, weight in zip(holders, weights, strict=True):
-                holder.weight = weight
 
     def scatter(self, logical: Mapping[str, np.ndarray]) -> list[Tensor]:
         for first, *others in self._sharing:  # of all stages, so that all refuse the same

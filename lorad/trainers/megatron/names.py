@@ -1,8 +1,7 @@
-"""List the linears of a checkpoint that Megatron's ranks adapt: `python -m lorad.trainers.megatron.names
-SETTINGS`.
+"""Lists a checkpoint's linears that Megatron adapts: `python -m lorad.trainers.megatron.names SETTINGS`.
 
 SETTINGS is a BodySettings as JSON. Writes a line of JSON on stdout: the names, or the error that the ranks
-would end with, or train on without a word.
+would end with, or would miss.
 """
 
 import os

@@ -12,17 +12,11 @@ from torch import Tensor
 from lorad.trainers.sharded.head import Differentiating
 
 Run = Callable[[Tensor | None], Tensor]
-"""This stage's layers, from the hidden states of the stage below, None on the first; out of the last come
-those of the targets.
-"""
+"""Runs this stage's layers on the hidden states of the stage below, None on the first stage."""
 
 
 class Pipeline:
-    """This rank's stage. All stages work on the same rows, and pass states of `dtype` on.
-
-    Attributes:
-        first_trained: The lowest stage that has an adapter; nothing below it needs a gradient.
-    """
+    """This rank's stage. All stages work on the same rows, and pass on states of `dtype`."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         from megatron.core import parallel_state
@@ -35,7 +29,7 @@ class Pipeline:
         self.rank: int = parallel_state.get_pipeline_model_parallel_rank()
         self.size: int = parallel_state.get_pipeline_model_parallel_world_size()
         self._is_last = self.rank == self.size - 1
-        self.first_trained = 0
+        self.first_trained = 0  # the lowest stage with an adapter; no stage below needs a gradient
 
     def anywhere(self, own: Sequence[bool]) -> list[bool]:
         """Return, for each flag, whether it is true on some stage, with some experts. Collective."""
@@ -56,17 +50,15 @@ class Pipeline:
         return counts > 0
 
     def forward(self, run: Run, hidden: Sequence[int], figures: Tensor) -> None:
-        """Run the stages without a graph.
+        """Run the stages without a graph, which pass on states of this shape.
 
-        Args:
-            hidden: The shape of what goes up.
-            figures: What the visit of the last stage fills; every stage has it afterwards.
+        figures: The last stage's visit fills them; every stage has them afterwards.
         """
         with torch.no_grad():
             self._passed_on(run(self._from_below(hidden)), figures)
 
     def backward(self, run: Run, hidden: Sequence[int], visit: Differentiating) -> None:
-        """Run forward and backward. The last stage makes the visit; what it found, all stages are told."""
+        """Run forward and backward. The last stage makes the visit, whose figures all stages get."""
         below = self._from_below(hidden)
         trains = self.rank >= self.first_trained
         asks = self.rank > self.first_trained

@@ -34,25 +34,16 @@ _NO_FUSION = {
 
 @dataclass(frozen=True)
 class Base:
-    """What Megatron makes of a base.
+    """Megatron's part of a base on this rank."""
 
-    Attributes:
-        bridge: Bridge's `AutoBridge`, which knows the names.
-        model: The bare `GPTModel` of this rank, one stage of it.
-        config: What the directory's `config.json` has.
-        packed: Whether attention takes packed sequences, or needs a mask.
-    """
-
-    bridge: Any
-    model: nn.Module
-    config: Any
-    packed: bool
+    bridge: Any  # Bridge's `AutoBridge`, which knows the names
+    model: nn.Module  # the bare `GPTModel`, one stage of it
+    config: Any  # by the directory's `config.json`
+    packed: bool  # whether attention takes packed sequences, or needs a mask
 
 
 def open_bridge(settings: BodySettings) -> Any:
-    """Return Bridge's `AutoBridge` of the model. Raises SpecError without Bridge, and for a model that it
-    does not know.
-    """
+    """Return Bridge's `AutoBridge`. Raises SpecError without Bridge, and for a model unknown to it."""
     # it logs what it lacks, and every module of every mount
     logging.getLogger("megatron").setLevel(logging.WARNING)
     try:
@@ -69,7 +60,7 @@ def open_bridge(settings: BodySettings) -> Any:
 
 
 def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
-    """Build the model; one that `is_empty` is on the meta device, without weights.
+    """Build the model. An empty one is on the meta device, without weights.
 
     Raises SpecError for what lorad or Megatron does not take.
     """
@@ -113,9 +104,7 @@ def build(settings: BodySettings, *, is_empty: bool = False) -> Base:
 
 @contextlib.contextmanager
 def taken(model: str) -> Iterator[None]:
-    """Turn errors of Bridge and Megatron about a model that they do not know, or cannot build or load, into
-    SpecError.
-    """
+    """Raise SpecError where Bridge or Megatron do not know a model, or cannot build or load it."""
     try:
         yield
     except (
@@ -178,10 +167,10 @@ def _model(provider: Any, settings: BodySettings) -> nn.Module:
 
 
 def check_rotary(reference: nn.Module, model: Any, config: Any) -> None:
-    """Check that Megatron turns positions into angles as the model was trained with: Bridge passes on only
-    some parameters. The frequencies of `reference`, transformers' model, count.
+    """Check that Megatron has the rotary frequencies of `reference`, transformers' model.
 
-    Raises SpecError where Megatron's differ: every score would be wrong, and nothing else would say so.
+    Bridge passes on only some parameters. Raises SpecError where the frequencies differ: every score would be
+    wrong, and nothing else would say so.
     """
     kind = type(reference.get_submodule("model.rotary_emb"))
     theirs: Any = kind(config=config)

@@ -52,7 +52,7 @@ class RouteReplay:
             self._replay = replayed(np.concatenate([rows.routes, padding]), rows.ids.device)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return what `Replay.counts` says, of the layers of all stages. Collective over the stages."""
+        """Return `Replay.counts` over the layers of all stages. Collective over the stages."""
         if self._replay is None:
             return 0, 0, 0
         self._replay.differs = self._pipeline.on_any_stage(self._replay.differs)
@@ -67,9 +67,7 @@ class RouteReplay:
         group_topk: int | None,
         best: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores and the experts of each token, [tokens, topk], from all scores [tokens, experts]
-        and Megatron's own choice of both.
-        """
+        """Return each token's scores and experts, [tokens, topk]; `best` is Megatron's own choice of both."""
         weights, own = best(scores, topk, groups, group_topk)
         if self._replay is None:
             return weights, own

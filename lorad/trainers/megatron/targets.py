@@ -1,6 +1,4 @@
-"""Which of Megatron's modules a logical name is in, and what can be asked for: Megatron fuses q, k, v, and
-gate, up, also those of each expert.
-"""
+"""Finds Megatron's module of a logical name: it fuses q, k, v, and gate, up, also those of each expert."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +20,7 @@ _IN_LAYER = {
     "mlp.up_proj": ("mlp.linear_fc1", "adapter_up"),
     "mlp.down_proj": ("mlp.linear_fc2", ""),
 }
-"""Module of a Hugging Face layer -> module of a Megatron layer, and the member's name in Bridge's
-`CanonicalLoRA`.
-"""
+"""Hugging Face's module of a layer -> Megatron's, and the member's name in Bridge's `CanonicalLoRA`."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _MEGATRON_LAYER = re.compile(r"decoder\.layers\.\d+(?=\.|$)")
@@ -34,19 +30,10 @@ _LOCAL_EXPERT = re.compile(r"(.*\.mlp)\." + re.escape(_EXPERTS) + r"(\d+)(?=\.|$
 
 @dataclass(frozen=True)
 class MegatronModule:
-    """One module of Megatron's that gets an adapter.
-
-    Attributes:
-        members: The logical name by Bridge's name of each member, which is empty for a module that is not
-            fused; members that nobody asked for are left out.
-    """
+    """A module of Megatron's that gets an adapter; one that is not fused has a member with an empty name."""
 
     path: str
-    members: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition(".")[2]
+    members: Mapping[str, str]  # the logical names by Bridge's, of the members that were asked for
 
     @property
     def is_of_expert(self) -> bool:
@@ -69,8 +56,9 @@ def _place(logical: str) -> tuple[str, str] | None:
 
 
 def paths_here(model: nn.Module) -> dict[str, str]:
-    """Return the path in `model` by the path in the whole model. `model` is a stage of it with some of the
-    experts, which numbers both from 0.
+    """Return the paths in `model` by those in the whole model.
+
+    `model` is a stage of it with some of the experts, and numbers its layers and experts from 0.
     """
     paths: dict[str, str] = {}
     for name, _ in model.named_modules():
@@ -96,11 +84,11 @@ def trainable_shapes(
     tied: bool,
 ) -> dict[str, tuple[int, int]]:
     """Return (out, in) of what can be trained: the linears of `reference`, layer by layer, then of `experts`.
-    A head that is also the embedding is not among them.
 
     Args:
         reference: transformers' model, of which only the shapes count.
-        exist: Says which of some paths any rank has.
+        exist: Tells for each path whether any rank has it.
+        tied: Whether the head is also the embedding, and so cannot be trained.
     """
     shapes: dict[str, tuple[int, int]] = {}
     for name, module in reference.named_modules():
@@ -137,6 +125,6 @@ def chosen(key: MountKey, shapes: Mapping[str, tuple[int, int]]) -> list[Megatro
 
 
 def members(target: MegatronModule) -> list[str]:
-    """Return every member of a fused module, asked for or not; of another module, one without a name."""
+    """Return every member of a fused module, asked for or not; another module has one without a name."""
     suffix = re.sub(re.escape(_EXPERTS) + r"\d+\.", "", target.path.split(".", 3)[-1])
     return [member for path, member in _IN_LAYER.values() if path == suffix] or [""]

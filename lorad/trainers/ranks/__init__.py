@@ -1,3 +1,1 @@
-"""A trainer of several ranks, each a process: its launcher, the calls that ranks receive, and the pool's end
-of it.
-"""
+"""A trainer of several ranks, each a process: its launcher, the calls of ranks, and the pool's side."""

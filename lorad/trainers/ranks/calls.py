@@ -25,11 +25,11 @@ from lorad.trainers.base import (
 T = TypeVar("T")
 
 REFUSALS = (LoradError, ValueError, OSError, SafetensorError)
-"""What a call may raise; anything else is a fault of the rank, which ends. The last two are of files."""
+"""The errors that a call may raise, the last two about files. Any other is a fault, which ends the rank."""
 
 
 class Refusal(Struct, frozen=True):
-    """One of REFUSALS as it travels. Only an OSError has an `errno`."""
+    """An error of REFUSALS as it travels. Only an OSError has an `errno`."""
 
     kind: str
     message: str
@@ -56,7 +56,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Meeting(Struct, frozen=True):
-    """The first frame of rank 0 where ranks are on several machines: they meet at this port of it."""
+    """The first frame of rank 0 where ranks are on several machines, which meet at this port of its own."""
 
     port: int
 
@@ -70,16 +70,11 @@ class RanksReady(Struct, frozen=True):
 
 
 class Answer(Struct, Generic[T], frozen=True):
-    """What the ranks answer a verb with.
-
-    Attributes:
-        memory: The bytes on the devices of all ranks, now and the most since the answer before; None on a
-            CPU.
-    """
+    """What the ranks answer a verb with."""
 
     result: T | None = None
     refusal: Refusal | None = None
-    memory: tuple[int, int] | None = None
+    memory: tuple[int, int] | None = None  # bytes on all GPUs, now and the most since the answer before
 
 
 class End(TrainerVerb[None], frozen=True):
@@ -108,7 +103,7 @@ class Request(Struct, frozen=True):
 
 
 def answer_to(verb: TrainerVerb[T]) -> type[Answer[T]]:
-    """Return what the ranks answer a verb with."""
+    """Return the type of the ranks' answer to a verb."""
     generic: Any = Answer
     (base,) = type(verb).__orig_bases__  # type: ignore[attr-defined]
     answer: type[Answer[T]] = generic[get_args(base)[0]]

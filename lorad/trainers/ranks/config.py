@@ -16,35 +16,27 @@ from lorad.trainers.sharded.body import BodySettings
 _REFUSAL = "refusal.json"
 """Beside the configuration: why a rank could not begin, as in `lorad.errors.to_wire`."""
 
-FAILED = "failed"
-"""What a rank says of itself in the log, before the trace of what ended it."""
+FAILED = "failed"  # what a rank says of itself in the log, before the trace of what ended it
 
 
 class RanksConfig(Struct, frozen=True, kw_only=True):
     """What the ranks of a trainer read when they start.
 
     Attributes:
-        first: The first rank of this machine.
-        here: How many ranks this machine has; None where it has all.
-        body: The `module:function` that makes a `Body` of its settings, whose device each rank takes from
-            `devices`.
-        name: What the configurations of adapters call the base.
-        threads: How many threads each rank has.
-        socket: The socket that rank 0 connects to.
-        meeting: `file://` and a path where nothing is yet; or `tcp://` and the IP that rank 0 binds a port
-            of, which it tells the pool, and the pool all machines, in `meeting_file`.
+        meeting: `file://` and a path where nothing is yet; or `tcp://` and rank 0's IP. It binds a port there
+            and tells the pool, which tells all machines in `meeting_file`.
     """
 
     python: str
     ranks: int
-    first: int = 0
-    here: int | None = None
-    body: str
+    first: int = 0  # the first rank of this machine
+    here: int | None = None  # how many ranks this machine has; None: all
+    body: str  # a `module:function` that makes a `Body` of its settings
     settings: BodySettings
-    devices: tuple[str, ...]
-    name: str
-    threads: int
-    socket: str
+    devices: tuple[str, ...]  # by rank, in the place of the settings' device
+    name: str  # the base's name in configurations of adapters
+    threads: int  # of each rank
+    socket: str  # to which rank 0 connects
     meeting: str
 
 
@@ -53,9 +45,7 @@ def refusal_file(config: Path) -> Path:
 
 
 def meeting_file(config: Path) -> Path:
-    """Return the file beside the configuration that has the host:port at which ranks of several machines
-    meet.
-    """
+    """Return the file beside the configuration with the host:port at which ranks of several machines meet."""
     return config.with_name("meeting")
 
 
@@ -72,9 +62,8 @@ class TrainerDirectories:
 
     Attributes:
         private: A directory of mode 0700, with a short name, for what belongs to the present life.
-        python: A directory that holds lorad and nothing that lorad depends on: the ranks take that from their
-            own environment.
-        command: What starts the ranks.
+        python: A directory that holds lorad without its dependencies, which the ranks' own environment has.
+        command: The command that starts the ranks.
     """
 
     def __init__(self, work: Path, logs: Path) -> None:
@@ -98,9 +87,7 @@ class TrainerDirectories:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def environment(self, added: Mapping[str, str], devices: Sequence[str], threads: int) -> dict[str, str]:
-        """Return the environment of the ranks. `added` comes from the backend, which may replace all but the
-        devices.
-        """
+        """Return the environment of the ranks. The backend's `added` may replace all but the devices."""
         # the driver names `cuda:0`, … otherwise: they are counted among the devices that this process sees
         seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         indexes = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
@@ -111,8 +98,9 @@ class TrainerDirectories:
 def environment_of(
     added: Mapping[str, str], devices: Sequence[str], threads: int, *, python: Path, temporary: Path
 ) -> dict[str, str]:
-    """Return the environment of the ranks of one machine, with devices as the driver names them. The
-    directory `python` holds lorad.
+    """Return the environment of one machine's ranks, where `python` holds lorad.
+
+    devices: The devices as the driver names them.
     """
     paths = [str(python), *filter(None, [added.get("PYTHONPATH")])]
     return {

@@ -16,9 +16,7 @@ MOST_SECONDS = 5.0  # between two looks
 
 
 class Beats:
-    """The heartbeats of all ranks, seen when their files' times change; a rank is watched from its first beat
-    on.
-    """
+    """The heartbeats of all ranks, each of which changes its file's time. A rank counts from its first on."""
 
     def __init__(self, config: Path, ranks: int) -> None:
         self._files = {rank: beat_file(config, rank) for rank in range(ranks)}
@@ -27,7 +25,7 @@ class Beats:
         self._progress: dict[int, int] = {}
 
     def look(self, now: float) -> dict[int, float]:
-        """Return the seconds since the heartbeat of each rank."""
+        """Return the seconds since each rank's last heartbeat."""
         for rank, path in self._files.items():
             try:
                 status = path.stat()
@@ -44,8 +42,8 @@ class Beats:
         """Count every rank as seen now: nobody looked for a while, and they may have been stopped with us."""
         self._seen = dict.fromkeys(self._seen, now)
 
-    def got_on(self) -> bool:
-        """Return whether any rank has made progress since this was asked last."""
+    def progressed(self) -> bool:
+        """Return whether any rank has made progress since the last call."""
         before = self._progress
         self._progress = {
             rank: beat.progress for rank, path in self._files.items() if (beat := read_beat(path))
@@ -54,8 +52,9 @@ class Beats:
 
 
 async def hung(config: Path, ranks: int, limit: float) -> str:
-    """Wait until a rank had no heartbeat for `limit` seconds; return a description. Progress of any rank is
-    progress of the pool.
+    """Wait until a rank had no heartbeat for `limit` seconds, and describe it.
+
+    Progress of any rank is progress of the pool.
     """
     beats = Beats(config, ranks)
     pause = min(limit / _LOOKS, MOST_SECONDS)
@@ -71,5 +70,5 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
                 f"rank {rank} was hung: no heartbeat for {late[rank]:.0f} s" for rank in sorted(late)
             )
         looked = now
-        if beats.got_on():
+        if beats.progressed():
             HEART.progress()

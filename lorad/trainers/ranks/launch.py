@@ -1,8 +1,8 @@
 """Runs the ranks of one trainer: `python -I -S launch.py CONFIG.json`. Standard library only.
 
-Of CONFIG it reads `python`, `ranks`, `first` and `here`. One ends, all end: each by SIGTERM, and what is left
-after _GRACE_SECONDS is killed. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). Exits
-with 0 after SIGTERM and when the first ranks that ended said 0.
+It reads `python`, `ranks`, `first` and `here` of CONFIG. When a rank ends, all others get SIGTERM, then
+SIGKILL after _GRACE_SECONDS. They also end with this process, whatever ends it (_PR_SET_PDEATHSIG). It exits
+with 0 after SIGTERM and when the first ranks that ended exited with 0.
 """
 
 import ctypes
@@ -30,11 +30,21 @@ def main() -> int:
         config = json.load(file)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for, none is lost
     command = [config["python"], "-P", "-m", "lorad.trainers.ranks.worker", sys.argv[1]]
+    ranks: _Ranks = {}
+    first = config["first"]
+    world = config["ranks"]
+    count = world if config["here"] is None else config["here"]
+    end_with_this = functools.partial(_end_with, os.getpid())
     try:
-        first = config["first"]
-        world = config["ranks"]
-        count = world if config["here"] is None else config["here"]
-        ranks = {rank: start(command, rank, world, first, count) for rank in range(first, first + count)}
+        for rank in range(first, first + count):
+            places = {
+                "RANK": rank,
+                "LOCAL_RANK": rank - first,
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": count,
+            }
+            environment = os.environ | {name: str(value) for name, value in places.items()}
+            ranks[rank] = subprocess.Popen(command, env=environment, preexec_fn=end_with_this)
     except OSError as error:
         _say(f"cannot start {config['python']}: {error.strerror}")
         return _EX_EXEC
@@ -56,12 +66,6 @@ def main() -> int:
         process.kill()
         process.wait()
     return int(any(codes.values()))
-
-
-def start(command: list[str], rank: int, world: int, first: int, count: int) -> subprocess.Popen[bytes]:
-    places = {"RANK": rank, "LOCAL_RANK": rank - first, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": count}
-    environment = os.environ | {name: str(value) for name, value in places.items()}
-    return subprocess.Popen(command, env=environment, preexec_fn=functools.partial(_end_with, os.getpid()))
 
 
 def _end_with(launcher: int) -> None:

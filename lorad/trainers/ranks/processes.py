@@ -1,10 +1,9 @@
-"""The processes of one trainer, seen from the pool, which starts them, sends one call at a time and notices
-their end.
-"""
+"""The processes of a trainer as the pool has them: it starts them, sends calls, and notices their end."""
 
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -44,15 +43,7 @@ T = TypeVar("T")
 
 
 class RankProcesses:
-    """The processes of one life of a trainer.
-
-    Attributes:
-        memory: The bytes on all devices after the last answer.
-        peak: The most bytes after any answer.
-
-    Args:
-        spread: How they are spread over other machines; None where all are on this one.
-    """
+    """The processes of one life of a trainer, on this machine or, by `spread`, on others."""
 
     def __init__(
         self,
@@ -65,8 +56,8 @@ class RankProcesses:
         self.config = config
         self.places = places
         self._hang_seconds = hang_seconds
-        self.memory: int | None = None
-        self.peak: int | None = None
+        self.memory: int | None = None  # bytes on all devices, at the last answer
+        self.peak: int | None = None  # the most bytes, since it was read last
         self._spread = spread
         self._child: Process = (
             Child(places.command, environment, places.log, places.record, places.private)
@@ -97,20 +88,16 @@ class RankProcesses:
         return ready
 
     @property
-    def is_alive(self) -> bool:
-        return self._peer is not None and self._child.is_alive
-
-    @property
     def why(self) -> str:
         """Return why the trainer is not alive; "" while it is."""
-        return "" if self.is_alive else self._lost(self._how or "was never started").message
+        is_alive = self._peer is not None and self._child.is_alive
+        return "" if is_alive else self._lost(self._how or "was never started").message
 
     async def ask(self, verb: TrainerVerb[T], done: Callable[[], object]) -> T:
-        """Have the ranks do a verb. Verbs are done one at a time, in turns of their callers.
+        """Have the ranks do a verb, one at a time, in turns of their callers; then call `done`.
 
-        A caller that is cancelled while its verb waits takes it back; one that is under way runs to its end,
-        and `done` is called when it succeeded all the same. Raises what the trainer refused it with, or
-        PoolLost.
+        A verb that waits is taken back when its caller is cancelled; one that is under way runs to its end.
+        Raises what the trainer refused it with, or PoolLost.
         """
         parts = frames.encode(Request(verb))  # type: ignore[arg-type]
         await self._turn.acquire()
@@ -185,7 +172,7 @@ class RankProcesses:
                 self._peer.shutdown(socket.SHUT_RDWR)
 
     async def _exchange(self, parts: list[bytes | memoryview], kind: type[Answer[T]]) -> Answer[T]:
-        if self._peer is None or not self.is_alive:
+        if self._peer is None or not self._child.is_alive:
             raise await self._loss()
         try:
             for part in parts:
@@ -205,27 +192,28 @@ class RankProcesses:
             done()
 
     async def _receive(self, kind: type[T]) -> T:
-        """Return what the ranks say next; all is well with them then."""
+        """Return the ranks' next message, which shows that all is well with them."""
         assert self._peer is not None
         recv_into = partial(asyncio.get_running_loop().sock_recv_into, self._peer)
         message = await frames.read_async(recv_into, kind)
-        self._fine = self._child.logged()
+        self._fine = self._child.output.size()
         return message
 
     async def _loss(self) -> LoradError:
-        """End the ranks, which are unusable; returns the error to raise once none is left."""
+        """End the unusable ranks; return the error to raise once none is left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await self._child.ended()
         await self._child.stop(grace=1.0)
         refusal = refusal_file(self.places.config)
         if refusal.exists():
-            return from_wire(msgspec.json.decode(refusal.read_bytes(), type=dict[str, str]))
+            return from_wire(json.loads(refusal.read_bytes()))
         return self._lost(self._how or await self._child.ended())
 
     def _lost(self, how: str) -> PoolLost:
-        """Make the error of a trainer whose launcher ended as `how` says; what the log says since the last
-        answer tells which rank it was, and why.
+        """Make the error of a trainer whose launcher ended as `how` says.
+
+        The log since the last answer tells which rank it was, and why.
         """
         if self._hung:
             return PoolLost(
@@ -233,7 +221,7 @@ class RankProcesses:
             )
         if how.startswith(LOST):
             return PoolLost(f"the trainer is gone: it {how}", hint=_HINT)
-        lines = self._child.tail(_LOG_LINES, since=self._fine).splitlines()
+        lines = self._child.output.tail(_LOG_LINES, since=self._fine).splitlines()
         return PoolLost(f"the trainer is gone: {ending(lines, how)}", hint=_HINT)
 
 
@@ -244,7 +232,7 @@ def ending(lines: Sequence[str], how: str) -> str:
     rank comes before one that exited, and of those that exited, the one that failed first.
 
     Args:
-        how: How the launcher ended, which is said when no rank did.
+        how: How the launcher ended, for a log that names no rank.
     """
     reports = [(number, match) for number, line in enumerate(lines) if (match := _REPORT.match(line))]
     failures = [(number, match) for number, match in reports if match["how"] == FAILED]

@@ -43,27 +43,16 @@ _BODIES = {
 
 
 class RanksSettings(Struct, frozen=True, kw_only=True):
-    """What the pool decides about its ranks.
-
-    Attributes:
-        model: The directory of the model.
-        name: What the configurations of adapters call it.
-        devices: `cpu`, or one `cuda:<n>` for each rank, counted among the devices that the pool sees.
-        threads: How many threads each rank has.
-        body: A `module:function` in the place of what the backend means; `RanksSetup.env` may name its place
-            in PYTHONPATH.
-        hang: The seconds without a heartbeat after which a rank is hung.
-        quantize: See `BodySettings`.
-    """
+    """What the pool decides about its ranks."""
 
     backend: str
-    model: Path
-    name: str
+    model: Path  # its directory
+    name: str  # the base's name in configurations of adapters
     dtype: Literal["float32", "bfloat16"]
-    devices: tuple[str, ...] = ("cpu",)
-    threads: int = 1
-    body: str | None = None
-    hang: float = 120.0
+    devices: tuple[str, ...] = ("cpu",)  # or a `cuda:<n>` for each rank, among those that the pool sees
+    threads: int = 1  # of each rank
+    body: str | None = None  # a `module:function` instead of the backend's own; `env` may name its place
+    hang: float = 120.0  # seconds without a heartbeat after which a rank is hung
     quantize: Quantize | None = None
 
 
@@ -82,13 +71,11 @@ class RemoteTrainer(Trainer):
     ) -> Self:
         """Start every rank and wait until all are ready.
 
-        Raises what a rank says of settings that it does not take (SpecError, …), and PoolLost with the log's
-        word for what ended it.
+        Raises what a rank refuses its settings with (SpecError, …), and PoolLost with the cause by the log.
 
         Args:
-            work: An existing directory, the same in each life of the pool, for what the next life has to
-                clear away.
-            logs: Where `trainer.log` goes.
+            work: An existing directory, the same in each life of the pool, which clears it away.
+            logs: The directory of `trainer.log`.
             hosts: Other machines, which have all ranks.
         """
         places = TrainerDirectories(work, logs)
@@ -186,9 +173,7 @@ class RemoteTrainer(Trainer):
 
 
 def _config(setup: RanksSetup, settings: RanksSettings, places: TrainerDirectories) -> RanksConfig:
-    """Return what the ranks read. Raises SpecError when ranks and devices do not fit, or nobody knows the
-    backend.
-    """
+    """Return what the ranks read. Raises SpecError for an unknown backend, or devices that do not fit."""
     devices = [device for device in settings.devices if device != "cpu"]
     if devices and len(devices) != setup.ranks:
         raise SpecError(

@@ -55,9 +55,7 @@ class Spread:
                 )
 
     def team(self, config: RanksConfig, places: TrainerDirectories) -> Team:
-        """Make the launchers of all machines; what ranks write beside their configuration appears in
-        `places.private`.
-        """
+        """Make the launchers of all machines; files of ranks in `_FOLLOWED` appear in `places.private`."""
         launchers = []
         for place, host in enumerate(self._hosts):
             work = host.directory / _NAME
@@ -111,7 +109,7 @@ class Spread:
 
     @asynccontextmanager
     async def put(self, directory: Path) -> AsyncIterator[Path]:
-        """Have the files of a directory on all machines; yields the path that ranks read them by."""
+        """Copy a directory's files to all machines, and yield the path by which ranks read them."""
         name = f"in-{next(self._names)}"
         try:
             failed = await put_on_all(self._hosts, f"{_NAME}/{name}", directory)
@@ -123,7 +121,7 @@ class Spread:
 
     @asynccontextmanager
     async def fetched(self, directory: Path) -> AsyncIterator[Path]:
-        """Yield a path that rank 0 writes files to, which then come into `directory`."""
+        """Yield a path for rank 0 to write files to, which are then fetched into `directory`."""
         name = f"out-{next(self._names)}"
         try:
             await self._hosts[0].make(f"{_NAME}/{name}")

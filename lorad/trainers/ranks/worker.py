@@ -1,7 +1,6 @@
-"""One rank of a trainer: `python -P -m lorad.trainers.ranks.worker CONFIG.json`, in the backend's own
-environment.
+"""One rank of a trainer, in the backend's own Python: `python -P -m lorad.trainers.ranks.worker CONFIG.json`.
 
-Rank 0 talks to the pool and passes on what it hears; all ranks do each call; rank 0 answers. A call that is
+Rank 0 passes the pool's calls on to the others; all ranks do each call; rank 0 answers. A call that is
 refused changes nothing. Any other failure ends the rank, and with it the trainer.
 """
 
@@ -43,45 +42,63 @@ def main(path: Path, rank: int) -> None:
     faulthandler.register(DUMP, all_threads=True)
     HEART.start(beat_file(path, rank))
     config = msgspec.json.decode(path.read_bytes(), type=RanksConfig)
-    with _Pool(config.socket if rank == 0 else None) as pool:
-        try:
-            trainer, calls = _opened(config, rank, path, pool)
-        except LoradError as error:
-            # the pool cannot hear from this rank in any other way yet
-            draft = path.with_name(f"refusal-{rank}.json")
-            draft.write_bytes(msgspec.json.encode(to_wire(error)))
-            draft.rename(refusal_file(path))
-            raise
-        software = {}
-        for name in _SOFTWARE:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                software[name] = importlib.metadata.version(name)
-        pool.tell(RanksReady(trainer.capabilities(), trainer.modules(), software))
-        while True:
-            payload = calls.spread(pool.hear())
-            prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
-            # torch wants writable arrays
-            request = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
-            verb: TrainerVerb[Any] = request.verb
-            if isinstance(verb, End):
-                return
-            answer: Answer[object]
-            name = type(verb).__name__
-            HEART.work(name)
+    pool = None
+    if rank == 0:
+        pool = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        pool.connect(config.socket)
+    try:
+        trainer, calls = _opened(config, rank, path, pool)
+    except LoradError as error:
+        # the pool cannot hear from this rank in any other way yet
+        draft = path.with_name(f"refusal-{rank}.json")
+        draft.write_bytes(msgspec.json.encode(to_wire(error)))
+        draft.rename(refusal_file(path))
+        raise
+    software = {}
+    for name in _SOFTWARE:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            software[name] = importlib.metadata.version(name)
+    _send(pool, RanksReady(trainer.capabilities(), trainer.modules(), software))
+    while True:
+        frame: bytearray | None = None
+        if pool is not None:
             try:
-                answer = Answer(result=trainer.do(verb))
-            except REFUSALS as error:
-                answer = Answer(refusal=Refusal.of(error))
-            all_alike = calls.all_agree(rank == 0 or answer.refusal is None)
-            if answer.refusal is None and not all_alike:
-                raise RuntimeError(f"another rank refused {name}")
-            if answer.refusal and rank:
-                print(f"rank {rank} refused {name}: {answer.refusal.message}", file=sys.stderr, flush=True)
-            pool.tell(msgspec.structs.replace(answer, memory=trainer.memory()))
-            HEART.work("")
+                frame = frames.exactly(pool.recv_into, frames.PREFIX.size)
+                frame += frames.exactly(pool.recv_into, frames.parse_prefix(frame).body)
+            except ConnectionError:  # the pool has closed it
+                frame = bytearray(b"".join(frames.encode(Request(End()))))
+        payload = calls.spread(frame)
+        prefix = frames.parse_prefix(payload[: frames.PREFIX.size])
+        # torch wants writable arrays
+        request = frames.decode(prefix, bytearray(payload[frames.PREFIX.size :]), Request)
+        verb: TrainerVerb[Any] = request.verb
+        if isinstance(verb, End):
+            return
+        _send(pool, _answer(verb, trainer, calls, rank))
+        HEART.work("")
 
 
-def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[RankTrainer, Calls]:
+def _answer(verb: TrainerVerb[Any], trainer: RankTrainer, calls: Calls, rank: int) -> Answer[object]:
+    """Do a verb. Raises RuntimeError where another rank alone refuses it."""
+    name = type(verb).__name__
+    HEART.work(name)
+    result: object = None
+    refusal: Refusal | None = None
+    try:
+        result = trainer.do(verb)
+    except REFUSALS as error:
+        refusal = Refusal.of(error)
+    all_alike = calls.all_agree(rank == 0 or refusal is None)
+    if refusal is None and not all_alike:
+        raise RuntimeError(f"another rank refused {name}")
+    if refusal and rank:
+        print(f"rank {rank} refused {name}: {refusal.message}", file=sys.stderr, flush=True)
+    return Answer(result, refusal, trainer.memory())
+
+
+def _opened(
+    config: RanksConfig, rank: int, path: Path, pool: socket.socket | None
+) -> tuple[RankTrainer, Calls]:
     """Open this rank's trainer; returns when every rank has one.
 
     Raises SpecError, AdapterRefused, … for settings that the backend does not take.
@@ -107,7 +124,7 @@ def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[
         if rank == 0:
             family = socket.AF_INET6 if ":" in place else socket.AF_INET
             listener = socket.create_server((place, 0), family=family)
-            pool.tell(Meeting(listener.getsockname()[1]))
+            _send(pool, Meeting(listener.getsockname()[1]))
         while not meeting_file(path).exists():
             time.sleep(_LOOK_SECONDS)
         host, _, port = meeting_file(path).read_text().rpartition(":")
@@ -118,41 +135,17 @@ def _opened(config: RanksConfig, rank: int, path: Path, pool: "_Pool") -> tuple[
     return trainer, calls
 
 
-class _Pool:
-    """The connection of rank 0 to the pool. The other ranks have none: their `path` is None."""
-
-    def __init__(self, path: str | None) -> None:
-        self._socket = None
-        if path is not None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.connect(path)
-
-    def hear(self) -> bytearray | None:
-        """Return the next call's frame; the frame of `End` when there is none."""
-        if self._socket is None:
-            return None
-        try:
-            prefix = frames.exactly(self._socket.recv_into, frames.PREFIX.size)
-            return prefix + frames.exactly(self._socket.recv_into, frames.parse_prefix(prefix).body)
-        except ConnectionError:
-            return bytearray(b"".join(frames.encode(Request(End()))))
-
-    def tell(self, message: Meeting | RanksReady | Answer[object]) -> None:
-        if self._socket is not None:
-            for part in frames.encode(message):
-                self._socket.sendall(part)
-
-    def __enter__(self) -> "_Pool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._socket is not None:
-            self._socket.close()
+def _send(pool: socket.socket | None, message: Meeting | RanksReady | Answer[object]) -> None:
+    """Send a message of rank 0 to the pool; the other ranks have no connection, and say nothing."""
+    if pool is not None:
+        for part in frames.encode(message):
+            pool.sendall(part)
 
 
 def run() -> int:
-    """Be a rank, and return its exit code. Nothing is cleaned up: other ranks may not answer any more, and
-    process groups wait for them.
+    """Be a rank, and return its exit code.
+
+    Nothing is cleaned up: process groups would wait for other ranks, which may not answer any more.
     """
     try:
         main(Path(sys.argv[1]), int(os.environ["RANK"]))

@@ -1,3 +1,1 @@
-"""What trainers of several ranks share, in each of their ranks: slots, batches, optimizer steps,
-checkpoints.
-"""
+"""What all trainers of several ranks do in each rank: slots, batches, optimizer steps, checkpoints."""

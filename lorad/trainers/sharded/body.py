@@ -28,29 +28,21 @@ from lorad.trainers.sharded.workers import DataParallel
 
 
 class BodySettings(Struct, frozen=True, kw_only=True):
-    """What a rank's body is made of.
-
-    Attributes:
-        dtype: The dtype of the base and its arithmetic.
-        device: This rank's device.
-        args: The spec's `trainer.backend_args`, passed on as they are.
-        quantize: The format whose grid the base's linears are rounded to.
-        whole: Whether the base stays in one piece, as an engine that shares it needs; for one rank.
-    """
+    """What a rank's body is made of."""
 
     model: str
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16"]  # of the base and its arithmetic
     device: str
     tp: int = 1
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    args: dict[str, object] = {}
-    quantize: Quantize | None = None
-    whole: bool = False
+    args: dict[str, object] = {}  # the spec's `trainer.backend_args`, as they are
+    quantize: Quantize | None = None  # the format to whose grid the base's linears are rounded
+    whole: bool = False  # whether the base of a single rank stays in one piece, for an engine that shares it
 
     def backend_setup(self, trainer: str) -> BackendSetup:
-        """Return what the limits of a trainer are about, as its ranks are started; call it in a rank."""
+        """Return the setup of this trainer that limits are checked by; call it in a rank."""
         fields = structs.asdict(self)
         del fields["whole"]
         return BackendSetup(
@@ -74,22 +66,20 @@ class Mounted(ABC):
     """
 
     parameters: Sequence[nn.Parameter]
-    """This rank's trainable parameters, in an order that is always the same. Ranks of one data-parallel group
-    hold the same numbers, other ranks parts of their own; nobody but lorad synchronises them or their
-    gradients.
+    """This rank's trainable parameters, always in the same order. Ranks of one data-parallel group hold the
+    same numbers, other ranks parts of their own; nobody but lorad synchronises them or their gradients.
     """
     are_b: Sequence[bool]
     """Whether each parameter is a B."""
     of_experts: int = 0
-    """How many of the parameters, the last ones, are of experts that `Body.expert_dp` holds alike."""
+    """How many parameters, the last ones, belong to experts that the ranks of `Body.expert_dp` hold alike."""
 
     @abstractmethod
     def gather(self, local: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return whole fp32 tensors on the CPU by logical name, from this rank's parts; `local` is shaped as
-        the parameters.
+        """Return whole fp32 tensors on the CPU, the same on every rank, from this rank's parts. Collective.
 
-        Names are as in `Adapter`, of exactly the modules of the configuration. It works for anything that is
-        laid out like the weights, moments too. Collective; the same result on every rank.
+        Names are as in `Adapter`, for exactly the modules of the configuration. `local` is shaped as the
+        parameters; moments do as well.
         """
 
     @abstractmethod
@@ -104,14 +94,14 @@ class Body(ABC):
     """Made once in each rank, after `torch.distributed` is ready (see `workers.join`)."""
 
     setup: BackendSetup
-    """What it is asked to be, by which limits are checked."""
+    """What was asked for; limits are checked by it."""
     dp: DataParallel
     expert_dp: DataParallel = DataParallel()
     """The ranks that hold the same experts, where that is not `dp`: see `Mounted.of_experts`."""
     cp: DataParallel = DataParallel()
     """The ranks among `dp` that read the same rows, a part of the tokens each."""
     expert_times: int = 1
-    """How many of these see the same samples: each sends their tokens to the experts."""
+    """How many ranks of `expert_dp` send the tokens of the same samples to the experts."""
     device: torch.device
     dtype: torch.dtype
     lockstep: bool
@@ -119,12 +109,12 @@ class Body(ABC):
     fuses: bool = False
     """Whether linears share an A with `lora_type: lora`, as Megatron's do."""
     leads: bool = True
-    """Whether this rank counts, in sums over all ranks, what all model-parallel ranks hold alike."""
+    """Whether this rank counts what all model-parallel ranks hold alike, in sums over all ranks."""
     has_states: bool = True
     """Whether `states` works, which critics need."""
     may_forget: bool = False
-    """Whether `forget` works, and may be needed, which is where a body is on a GPU (a CPU without memory ends
-    the process) and its passes wait for no other rank. The same on all ranks.
+    """Whether `forget` works and may be needed: on a GPU (a CPU without memory ends the process), and where
+    passes wait for no other rank. It is the same on all ranks.
     """
     shapes: Mapping[str, tuple[int, int]]
     """(out, in) of every linear that an adapter may target, by logical name."""
@@ -140,9 +130,7 @@ class Body(ABC):
     parameter_count: int
     """The number of parameters of the whole base."""
     packs: bool = True
-    """Whether several sequences may share a row (`Rows` with more than one); without, each has a row of its
-    own.
-    """
+    """Whether several sequences may share a row of `Rows`; else each has a row of its own."""
 
     def forget(self) -> None:
         """Forget a forward or backward that an exception ended, so that the next can begin."""
@@ -150,9 +138,7 @@ class Body(ABC):
 
     @abstractmethod
     def checksum(self) -> str:
-        """Return the sha256 (hex) over the base's weights that this rank holds, as they are now, without
-        adapters.
-        """
+        """Return the sha256 (hex) over this rank's weights of the base as they are now, without adapters."""
 
     @abstractmethod
     def mount(self, key: MountKey) -> Mounted:
@@ -173,19 +159,20 @@ class Body(ABC):
     def states(
         self, rows: Rows, *, adapter: bool, train: bool, recompute: bool, visit: Visit | None = None
     ) -> Tensor:
-        """Return the last hidden state, after the last norm, where each target of the micro-batch is
-        predicted, [M, hidden]; the same on every rank that works on these rows.
+        """Return the last hidden states, after the last norm, that predict the micro-batch's targets.
+
+        They are [M, hidden], and the same on every rank that works on these rows.
 
         Args:
             adapter: Whether the adapter acts; without it there is the base alone.
             train: Whether dropout acts.
-            recompute: See `SlotSpec`.
+            recompute: Whether activations are recomputed in the backward.
             visit: Called once amid the forward, with these states and the output layer, whose weights are
                 gathered once for all that it computes. Without it no logits are made.
         """
 
     def replayed(self) -> tuple[int, int, int]:
-        """Return what `Replay.counts` says of the last `states`; zeros where it had no routes."""
+        """Return the `Replay.counts` of the last `states`; zeros where it had no routes."""
         return 0, 0, 0
 
     def met(self, rows: Rows) -> Tensor:
@@ -193,8 +180,9 @@ class Body(ABC):
         raise NotImplementedError("this body does not know its routes")
 
     def likely(self, rows: Rows, temperature: float, *, adapter: bool) -> TokenLogprobs:
-        """Return what the model says of each target of the micro-batch, [M], without a gradient; the same on
-        every rank that works on these rows. Dropout is off.
+        """Return the log-probabilities of the targets, [M], without a gradient and with dropout off.
+
+        They are the same on every rank that works on these rows.
         """
         scoring = ScoringVisit(rows.targets, temperature)
         with torch.no_grad():
@@ -202,8 +190,9 @@ class Body(ABC):
         return likely_of(scoring.figures)
 
     def backward(self, rows: Rows, loss: RowLoss, *, recompute: bool) -> None:
-        """Add the gradient of the loss to the `.grad` of the mounted parameters, also of no targets: other
-        ranks' backward may need this rank's part of the graph.
+        """Add the gradient of the loss to the `.grad` of the mounted parameters.
+
+        It runs also without targets: other ranks' backward may need this rank's part of the graph.
         """
         visit = Differentiating(rows.targets, loss)
         states = self.states(rows, adapter=True, train=True, recompute=recompute, visit=visit)

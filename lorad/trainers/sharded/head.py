@@ -1,9 +1,9 @@
 """The output layer by chunks of tokens, so that only one chunk's logits are ever in memory.
 
-A chunk's logits are made, turned into losses and walked back to its states before the next chunk's are made,
-as a fused linear cross-entropy does it (Liger Kernel, Hsu et al., 2024, arXiv 2410.10989). Each chunk's
-product is computed once; a loss that looks at whole samples costs one more pass over the output layer, for
-their log-probabilities. Where a vocabulary is cut over ranks it stays cut.
+A chunk's logits are made, turned into losses and differentiated before the next chunk's are made, as in a
+fused linear cross-entropy (Liger Kernel, Hsu et al., 2024, arXiv 2410.10989). Each chunk's product is made
+once; a loss of whole samples takes one more pass over the output layer, for their log-probabilities. A
+vocabulary that is cut over ranks stays cut.
 """
 
 from abc import ABC, abstractmethod
@@ -18,34 +18,29 @@ from lorad.trainers.head_rows import rows_at_once
 
 
 class Head(NamedTuple):
-    """An output layer whose weights are at hand.
+    """An output layer whose weights are at hand."""
 
-    Attributes:
-        scores: Makes logits [m, columns] of states [m, hidden].
-        part: Which words these columns are; None for all.
-    """
-
-    scores: Callable[[Tensor], Tensor]
+    scores: Callable[[Tensor], Tensor]  # from states [m, hidden] to logits [m, columns]
     columns: int
-    part: VocabularyPart | None = None
+    part: VocabularyPart | None = None  # the words of these columns; None: all
 
 
 Visit = Callable[[Tensor, Head], None]
-"""What is done with the states [M, hidden] of a micro-batch's targets while the output layer is at hand."""
+"""Takes the states [M, hidden] of a micro-batch's targets while the output layer is at hand."""
 
 
 class RowLoss(ABC):
-    """The loss of one micro-batch, of which any tokens can be asked for by themselves."""
+    """The loss of one micro-batch, which is computed by chunks of tokens."""
 
     temperature: float = 1.0
     has_bonus: bool = False
     """Whether the loss has a gradient through the entropy."""
     looks_ahead: bool = False
-    """Whether a token's loss follows from the log-probabilities of others: `settle` is called first."""
+    """Whether a token's loss depends on the log-probabilities of others: `settle` is called first."""
 
     @abstractmethod
     def of(self, likely: TokenLogprobs, tokens: slice) -> Tensor:
-        """Return the sum of the losses of some of the targets, with a gradient. `likely` has these alone."""
+        """Return the sum of the losses of a chunk of targets, which `likely` is about, with a gradient."""
 
     def settle(self, logprobs: Tensor) -> None:  # noqa: B027 (most losses need nothing)
         """Take in the log-probabilities [M] of all targets."""
@@ -53,16 +48,12 @@ class RowLoss(ABC):
     def collect(self) -> None:  # noqa: B027 (nothing is lost between chunks of fp32 parameters)
         """Put away the gradients that parameters have so far, after each chunk."""
 
-    def note(self, likely: TokenLogprobs) -> None:  # noqa: B027 (statistics are not everybody's)
-        """Take in what was found of all targets, for statistics."""
+    def note(self, likely: TokenLogprobs) -> None:  # noqa: B027 (a loss may have no statistics)
+        """Count all targets in the statistics."""
 
 
 class ScoringVisit:
-    """A visit that notes what the policy says of each target, without a gradient.
-
-    Attributes:
-        figures: The fields of `TokenLogprobs`, fp32 [3, M], once the visit was made.
-    """
+    """A visit that notes the fields of `TokenLogprobs` as `figures`, fp32 [3, M], without a gradient."""
 
     def __init__(self, targets: Tensor, temperature: float) -> None:
         self._targets = targets
@@ -78,12 +69,9 @@ class ScoringVisit:
 
 
 class Differentiating:
-    """A visit that adds the gradients of the output layer's parameters, chunk by chunk, and keeps the ones
-    of the states.
+    """A visit that adds gradients to the output layer's parameters and keeps that of the states.
 
-    Attributes:
-        figures: See `ScoringVisit`.
-        gradient: The gradient of the states, once the visit was made.
+    Its `figures` are those of `ScoringVisit`.
     """
 
     def __init__(self, targets: Tensor, loss: RowLoss) -> None:

@@ -1,4 +1,4 @@
-"""Find tensors of a transformers model that a checkpoint lacks, without reading its numbers."""
+"""Finds the tensors of a transformers model that a checkpoint lacks, without reading its numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from lorad.models.facts import stored_tensors
 
 
 def refuse_lacking(model: Any, directory: Path) -> None:
-    """Raise SpecError for tensors of a model that no file of its directory has, or has in another shape.
+    """Raise SpecError for tensors that no file of the model's directory has, or has in another shape.
 
-    transformers' own loader compares them, with all names that it converts, on the meta device.
+    transformers' own loader compares them on the meta device, with all names that it converts.
     """
     places = {name: place for name, (_, place) in stored_tensors(directory).items()}
     headers = {name: torch.empty(place.shape, device="meta") for name, place in places.items()}

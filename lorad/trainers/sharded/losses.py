@@ -24,8 +24,9 @@ from lorad.trainers.sharded.workers import DataParallel
 
 
 class Losses:
-    """The statistics of the micro-batches whose loss was asked for on this rank, and, where the loss wants
-    them, the log-probabilities of their targets, [M], with 0 for targets of other ranks.
+    """The losses of this rank's micro-batches.
+
+    Where the loss returns them, `logprobs` are of all targets, [M], with 0 for those of other ranks.
     """
 
     def __init__(self, work: ForwardBackward, device: torch.device) -> None:
@@ -35,13 +36,13 @@ class Losses:
         size = work.batch.targets.size
         self.logprobs = torch.zeros(size, device=device) if work.loss.returns_logprobs else None
 
-    def of(self, rows: Rows, collect: Callable[[], None] | None = None) -> RowLoss:
-        """Return sum(token losses) / normaliser of one micro-batch. For `collect` see `RowLoss`."""
+    def of(self, rows: Rows, collect: Callable[[], None]) -> RowLoss:
+        """Return the loss of one micro-batch, sum(token losses) / normaliser. For `collect` see `RowLoss`."""
         return _PolicyLoss(self, rows, collect)
 
 
 class _PolicyLoss(RowLoss):
-    def __init__(self, losses: Losses, rows: Rows, collect: Callable[[], None] | None) -> None:
+    def __init__(self, losses: Losses, rows: Rows, collect: Callable[[], None]) -> None:
         self._losses = losses
         self._rows = rows
         self._collect = collect
@@ -56,12 +57,13 @@ class _PolicyLoss(RowLoss):
         self._targets = self._settled(logprobs)
 
     def _settled(self, logprobs: Tensor) -> TokenTargets:
-        """Return the targets with what follows from the log-probabilities of whole samples. Collective over
-        ranks that have parts of the same samples, where the loss looks at whole ones.
+        """Return the targets with the ratios of whole samples, where the loss has them.
+
+        Collective over ranks that have parts of the same samples.
         """
         work = self._work
         rows = self._rows
-        cut = self._rows.cut
+        cut = rows.cut
         targets = self._targets
         lengths = torch.from_numpy(work.batch.target_lengths[rows.samples].astype(np.int64))
         if cut is not None and work.loss.is_of_samples and targets.sequence is None:
@@ -78,8 +80,7 @@ class _PolicyLoss(RowLoss):
         return losses.loss.sum() / self._work.normaliser
 
     def collect(self) -> None:
-        if self._collect is not None:
-            self._collect()
+        self._collect()
 
     @torch.no_grad()
     def note(self, likely: TokenLogprobs) -> None:

@@ -14,22 +14,14 @@ from lorad.trainers.sharded.workers import DataParallel
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a batch.
-
-    Attributes:
-        tokens: Prompt and completion, int32.
-        targets: Which of the tokens are targets.
-        place: Where its first target stands among the targets of the batch.
-        routes: Where the engine sent the tokens, if that is known.
-        labels: What is predicted in the place of each target; None where the targets are.
-    """
+    """One sample of a batch."""
 
     sample: int
-    tokens: np.ndarray
-    targets: np.ndarray
-    place: int
-    routes: np.ndarray | None = None
-    labels: np.ndarray | None = None
+    tokens: np.ndarray  # int32, prompt and completion
+    targets: np.ndarray  # which of the tokens are targets
+    place: int  # of its first target among the targets of the batch
+    routes: np.ndarray | None = None  # where the engine sent the tokens, if that is known
+    labels: np.ndarray | None = None  # predicted in the place of the targets
 
     @property
     def predicted(self) -> np.ndarray:
@@ -43,10 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N tokens in one row, of which M positions predict targets.
-
-    Without sequences of its own (a rank that has less to do than the others) there is one token and M is 0.
-    """
+    """N tokens in one row, of which M predict targets. Without sequences for a rank, N is 1 and M is 0."""
 
     ids: Tensor  # int64 [1, N]
     positions: Tensor  # int64 [1, N]: from 0 for each sequence
@@ -59,10 +48,6 @@ class Rows:
     cut: "Cut | None" = None  # where these are the tokens of one rank of several
 
     @property
-    def longest(self) -> int:
-        return int((self.starts[1:] - self.starts[:-1]).max())
-
-    @property
     def tokens(self) -> int:
         """Count those here, without padding."""
         return self.ids.shape[1] if self.cut is None else self.cut.tokens
@@ -70,21 +55,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which part of a row one of several ranks has.
-
-    Attributes:
-        whole: The row.
-        starts: Where the sequences of the row begin, padding being one of them, and where it ends.
-        targets: Which of the row's targets the part predicts, int64 [M].
-        tokens: How many tokens the part has, without padding.
-        group: The ranks.
-    """
+    """The part of a row that one of several ranks has."""
 
     whole: Rows
-    starts: tuple[int, ...]
-    targets: Tensor
-    tokens: int
-    group: DataParallel
+    starts: tuple[int, ...]  # of the whole row's sequences, the padding as the last one, and its end
+    targets: Tensor  # int64 [M]: which of the whole row's targets the part predicts
+    tokens: int  # of the part, without padding
+    group: DataParallel  # the ranks that share the row
 
 
 def sequences(batch: Batch) -> list[Sample]:
@@ -115,9 +92,7 @@ def sequences(batch: Batch) -> list[Sample]:
 
 
 def share(everything: Sequence[Sample], rank: int, size: int) -> list[Sample]:
-    """Select the samples of one of `size` data-parallel ranks: about equally many tokens each, decided by the
-    batch alone.
-    """
+    """Select a data-parallel rank's samples, by the batch alone: each rank has about as many tokens."""
     loads = [0] * size
     mine: list[Sample] = []
     for sequence in sorted(everything, key=lambda s: (-s.inputs, s.sample)):
@@ -144,7 +119,7 @@ def plan(mine: Sequence[Sample], budget: int, *, packs: bool) -> Iterator[list[S
 
 
 def pack(row: Sequence[Sample], device: torch.device) -> Rows:
-    """Return the arrays of one micro-batch; of none, a row that asks for nothing."""
+    """Return the arrays of one micro-batch, which may be empty."""
     lengths = np.array([s.inputs for s in row] or [1], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.concatenate([s.tokens[:-1] for s in row]) if row else np.zeros(1, np.int32)
@@ -174,9 +149,7 @@ def pack(row: Sequence[Sample], device: torch.device) -> Rows:
 
 
 def cut(row: Rows, group: DataParallel) -> Rows:
-    """Return the part of a row that this rank of `group` reads: equally many tokens on each, with padding at
-    the end.
-    """
+    """Return the part of a row that this rank reads; padding at the end makes all parts equally long."""
     tokens = row.ids.shape[1]
     each = -(-tokens // group.size)
     begin = each * group.rank

@@ -26,19 +26,13 @@ HOST = torch.device("cpu")
 
 
 class ParameterSection(NamedTuple):
-    """Parameters of a slot that the same ranks hold.
-
-    Attributes:
-        counts: Whether this rank counts in sums over all ranks, where ranks outside of `dp` hold the same.
-        times: How often their gradients have each token, summed over `dp`.
-        are_b: Which of the parameters are a B; empty where none is.
-    """
+    """Parameters of a slot that the same ranks hold."""
 
     shapes: Sequence[torch.Size]
     dp: DataParallel
-    counts: bool = True
-    times: int = 1
-    are_b: Sequence[bool] = ()
+    counts: bool = True  # in sums over all ranks, where ranks outside of `dp` hold the same
+    times: int = 1  # how often each token is in their gradients, summed over `dp`
+    are_b: Sequence[bool] = ()  # whether each parameter is a B; empty: none
 
     @property
     def size(self) -> int:
@@ -50,7 +44,7 @@ class ParameterSection(NamedTuple):
 
     @property
     def spans(self) -> Spans:
-        """Return what of this rank's share is of A, and what of B."""
+        """Return the runs of A and B in this rank's share."""
         share = self.padded // self.dp.size
         are_b = self.are_b or [False] * len(self.shapes)
         sizes = [(shape.numel(), is_b) for shape, is_b in zip(self.shapes, are_b, strict=True)]
@@ -60,13 +54,14 @@ class ParameterSection(NamedTuple):
 
 
 class ShardedSlot:
-    """One adapter, whose vectors are where `device` says, one section after another. All but the weights of a
-    frozen one are on the meta device, where they take no memory.
+    """One adapter, whose vectors on `device` have one section after another.
+
+    A frozen adapter has weights alone: its other vectors are on the meta device, where they take no memory.
 
     Args:
         dp: The ranks with other samples.
         sections: This rank's parameters in their order, see `Mounted`.
-        head: The shapes of a critic's head, which every rank holds whole and which come after the sections.
+        head: The shapes of a critic's head, which every rank holds whole; they come after the sections.
         leads: See `Body`.
     """
 
@@ -83,12 +78,12 @@ class ShardedSlot:
         self.dp = dp
         self._sections = [each for each in (*sections, ParameterSection(head, dp, leads)) if each.shapes]
         self.head = [nn.Parameter(torch.zeros(shape)) for shape in head]
-        padded = sum(each.padded for each in self._sections)
-        share = sum(each.padded // each.dp.size for each in self._sections)
+        self._sizes = [each.padded for each in self._sections]
+        self._share_sizes = [each.padded // each.dp.size for each in self._sections]
         others = torch.device("meta") if spec.frozen else HOST
-        self.weights = torch.zeros(padded)
-        self.grads = torch.zeros(padded, device=others)
-        self.exp_avg, self.exp_avg_sq = (torch.zeros(share, device=others) for _ in range(2))
+        self.weights = torch.zeros(sum(self._sizes))
+        self.grads = torch.zeros(sum(self._sizes), device=others)
+        self.exp_avg, self.exp_avg_sq = (torch.zeros(sum(self._share_sizes), device=others) for _ in range(2))
         self.step = 0
         self.tokens_per_microbatch = spec.tokens_per_microbatch
         self.seed = spec.seed
@@ -99,7 +94,7 @@ class ShardedSlot:
         return self.weights.device
 
     def move(self, device: torch.device) -> None:
-        """Move all vectors to a device or to (pinned) host memory. Views of them are of no use any more."""
+        """Move all vectors to a device or to (pinned) host memory, away from any views of them."""
         if device == self.device:
             return
         for name in _VECTORS:
@@ -112,21 +107,13 @@ class ShardedSlot:
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return a vector as parameters, sharing its memory."""
         views: list[Tensor] = []
-        for section, mine in zip(self._sections, self._cut(flat), strict=True):
+        for section, mine in zip(self._sections, flat.split(self._sizes), strict=True):
             parts = mine[: section.size].split([shape.numel() for shape in section.shapes])
             views += [part.view(shape) for part, shape in zip(parts, section.shapes, strict=True)]
         return views
 
-    def _cut(self, flat: Tensor) -> list[Tensor]:
-        """Return a vector as sections, sharing its memory."""
-        return list(flat.split([each.padded for each in self._sections]))
-
-    def _shares(self, part: Tensor) -> list[Tensor]:
-        """Return this rank's share of a vector as sections, sharing its memory."""
-        return list(part.split([each.padded // each.dp.size for each in self._sections]))
-
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Have parameters of fp32, the head too, share memory with the slot, and fill others from it."""
+        """Have parameters of fp32, including the head, share the slot's memory, and fill others from it."""
         for parameter, weight, grad in zip(
             [*parameters, *self.head], self.views(self.weights), self.views(self.grads), strict=True
         ):
@@ -146,19 +133,19 @@ class ShardedSlot:
                 parameter.grad = grad if parameter.dtype == torch.float32 else None
 
     def let_go(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Share no memory with the parameters any more, whose shapes stay."""
+        """Stop sharing memory with the parameters, which keep their shapes."""
         for parameter in (*parameters, *self.head):
             parameter.grad = None
             if parameter.dtype == torch.float32:
                 parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
 
     def values(self, states: Tensor) -> Tensor:
-        """Return what the head makes of states [T, hidden], [T] in fp32. The slot is bound."""
+        """Return the head's values of states [T, hidden], [T] in fp32. The slot has to be bound."""
         weight, bias = self.head
         return nn.functional.linear(states.float(), weight, bias)[:, 0]
 
     def draw(self, row: int) -> None:
-        """Seed dropout for one micro-batch of the present call."""
+        """Seed dropout for a micro-batch of the present call."""
         text = f"dropout {self.seed} {self.draws} {self.dp.rank} {row}"
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1)
 
@@ -183,13 +170,11 @@ class ShardedSlot:
         return self.views(flat)
 
     def _by_section(self, flat: Tensor, part: Tensor) -> list[tuple[ParameterSection, Tensor, Tensor]]:
-        """Return each section with its piece of a vector and of this rank's share of one."""
-        return list(zip(self._sections, self._cut(flat), self._shares(part), strict=True))
+        """Return each section with its views of a vector and of this rank's share of one."""
+        return list(zip(self._sections, flat.split(self._sizes), part.split(self._share_sizes), strict=True))
 
     def set_rng(self, saved: Saved) -> None:
-        """Restore the dropout state of a checkpoint; after another kind of trainer, derive it from the seed
-        and the step.
-        """
+        """Restore dropout's state, or derive it from seed and step after another kind of trainer."""
         if "draws" in saved.rng:
             self.seed, self.draws = (int(number) for number in saved.rng["draws"])
         else:
@@ -202,13 +187,12 @@ class ShardedSlot:
     def optim_step(
         self, lr: float, max_grad_norm: float, optimizer: Optimizer | None = None
     ) -> tuple[float, bool]:
-        """Take a step, for which `optimizer` may replace the slot's settings. Return the norm before clipping
-        and whether the step was applied.
+        """Take a step, with `optimizer` in the place of the slot's settings, and clear the gradients.
 
-        Gradients are zero afterwards either way. Collective over all ranks.
+        Return the norm before clipping and whether the step was applied. Collective over all ranks.
         """
         grads = []
-        for section, mine in zip(self._sections, self._cut(self.grads), strict=True):
+        for section, mine in zip(self._sections, self.grads.split(self._sizes), strict=True):
             grads.append(section.dp.reduced_part(mine))
             if section.times > 1:
                 grads[-1].div_(section.times)
@@ -229,9 +213,10 @@ class ShardedSlot:
         if applied:
             self.step += 1
             settings = optimizer or self.spec.optimizer
-            averages = self._shares(self.exp_avg)
-            squares = self._shares(self.exp_avg_sq)
-            of_sections = zip(self._sections, grads, self._cut(self.weights), averages, squares, strict=True)
+            weights = self.weights.split(self._sizes)
+            averages = self.exp_avg.split(self._share_sizes)
+            squares = self.exp_avg_sq.split(self._share_sizes)
+            of_sections = zip(self._sections, grads, weights, averages, squares, strict=True)
             for section, grad, whole, average, square in of_sections:
                 if 0 < max_grad_norm < norm:
                     grad.mul_(max_grad_norm / norm)

@@ -1,15 +1,14 @@
 """What one rank does for each verb of the trainer protocol; all ranks do the same, in the same order.
 
-Contracts are stated in `trainers/base.py`. The pool has checked the arguments (`check_verb`). What is refused
-here is refused before anything collective, on the same grounds everywhere; where ranks may disagree (files),
-they ask each other first.
+Contracts are stated in `trainers/base.py`. The pool has checked the arguments (`check_verb`). Ranks refuse
+the same, before anything collective; where they may disagree (files), they ask each other first.
 """
 
 import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -64,15 +63,14 @@ from lorad.trainers.slot_math import initial_a
 from lorad.trainers.slots import Slots
 
 T = TypeVar("T")
-_TOKENS_PER_MICROBATCH = 16384
-"""For log-probabilities of the base, which belong to no slot."""
-_REPLAYED = ("replayed", "rerouted", "unrouted")
-"""What `Body.replayed` returns, as fields of LossStats."""
+_TOKENS_PER_MICROBATCH = 16384  # for log-probabilities of the base, which belong to no slot
+_REPLAYED = ("replayed", "rerouted", "unrouted")  # what `Body.replayed` returns, as fields of LossStats
 
 
 class RankTrainer:
-    """The trainer's part on one rank. One slot at a time is in the model; the others lie in host memory,
-    gradients and moments with them. `model` is what an adapter's configuration names as its base.
+    """The trainer's part on one rank. One slot at a time is in the model; the others lie in host memory.
+
+    model: The base's name in configurations of adapters.
     """
 
     def __init__(self, body: Body, calls: Calls, model: str) -> None:
@@ -110,9 +108,7 @@ class RankTrainer:
         return hashlib.sha256(" ".join(self._calls.texts(self._body.checksum())).encode()).hexdigest()
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the bytes on the devices of all ranks: now, and the most since it was asked last. None on a
-        CPU. Collective.
-        """
+        """Return the bytes on all GPUs, now and the most since the last call; None on a CPU. Collective."""
         if self._body.device.type != "cuda":
             return None
         mine = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
@@ -237,23 +233,18 @@ class RankTrainer:
     def predictions(self, verb: Predict) -> Predictions:
         policy = verb.policy
         slot = None if policy.slot is None else self.slots[policy.slot]
-        if slot is None:
-            return self._predictions(None, verb.batch, verb.temperature)
-        mounted = self._put_in(slot)
-        with self._amplified(slot, mounted, policy.amplify):
-            return self._predictions(slot, verb.batch, verb.temperature)
 
-    def _predictions(self, slot: ShardedSlot | None, batch: Batch, temperature: float) -> Predictions:
         def of_row(row: Rows) -> Tensor:
-            likely = self._body.likely(row, temperature, adapter=slot is not None)
+            likely = self._body.likely(row, verb.temperature, adapter=slot is not None)
             return torch.stack([likely.logprobs, likely.correct.float()])
 
         budget = slot.tokens_per_microbatch if slot else _TOKENS_PER_MICROBATCH
-        logprobs, correct = self._per_token(batch, budget, of_row, 2)
+        with self._amplified(slot, policy.amplify) if slot else nullcontext():
+            logprobs, correct = self._per_token(verb.batch, budget, of_row, 2)
         return Predictions(logprobs, correct > 0)
 
     def _per_token(self, batch: Batch, budget: int, of: Callable[[Rows], Tensor], count: int) -> np.ndarray:
-        """Return float32 [count, M] of the whole batch; `of` makes [count, m] of the targets of some rows."""
+        """Return float32 [count, M] of the whole batch; `of` makes [count, m] of a row's targets."""
         numbers = torch.zeros(count, batch.targets.size, dtype=torch.float32, device=self._body.device)
         with torch.no_grad():
             for row in self._rows(batch, budget):
@@ -272,8 +263,9 @@ class RankTrainer:
         return [name for name, count in zip(names, seen, strict=True) if not count]
 
     @contextmanager
-    def _amplified(self, slot: ShardedSlot, mounted: Mounted, times: float) -> Iterator[None]:
-        """Scale the B of the mounted slot inside the block; afterwards they are exactly what they were."""
+    def _amplified(self, slot: ShardedSlot, times: float) -> Iterator[None]:
+        """Put the slot into the model, its B scaled inside the block and exactly as before afterwards."""
+        mounted = self._put_in(slot)
         if times == 1:
             yield
             return
@@ -289,13 +281,12 @@ class RankTrainer:
             slot.bind(mounted.parameters)
 
     def export(self, verb: ExportSlot) -> Adapter:
-        slot = self.slots[verb.slot]
-        return self._adapter(slot, self._put_in(slot))
+        return self._adapter(self.slots[verb.slot])
 
     def save(self, verb: SaveSlot) -> list[str]:
         slot = self.slots.trained(verb.slot)
+        adapter = self._adapter(slot)
         mounted = self._put_in(slot)
-        adapter = self._adapter(slot, mounted)
         moments = {name: self._gathered(slot, mounted, slot.whole(getattr(slot, name))) for name in MOMENTS}
         if dist.get_rank():
             return []
@@ -368,9 +359,7 @@ class RankTrainer:
         self._present = None
 
     def _rows(self, batch: Batch, budget: int) -> Iterator[Rows]:
-        """Yield this rank's micro-batches, or its parts of them; as many as the other ranks have where these
-        are waited for.
-        """
+        """Yield this rank's micro-batches, or parts of them; as many as other ranks where these wait."""
         body = self._body
         parts = self._body.cp.size
         mine = share(sequences(batch), body.dp.rank // parts, body.dp.size // parts)
@@ -381,24 +370,20 @@ class RankTrainer:
             yield packed if parts == 1 else cut(packed, body.cp)
             HEART.progress()
 
-    def _adapter(self, slot: ShardedSlot, mounted: Mounted) -> Adapter:
+    def _adapter(self, slot: ShardedSlot) -> Adapter:
+        mounted = self._put_in(slot)
         tensors = self._gathered(slot, mounted, [view.detach() for view in slot.views(slot.weights)])
         head = self._head(slot.spec)
         return Adapter(slot.spec.adapter, {name: tensors[name] for name in tensors if name not in head})
 
     def _gathered(self, slot: ShardedSlot, mounted: Mounted, parts: list[Tensor]) -> dict[str, np.ndarray]:
-        """Return the arrays by logical name, a critic's head last, of parts as the slot's parameters.
-        Collective.
-        """
+        """Return a slot's `parts` as whole arrays by logical name, a critic's head last. Collective."""
         body = len(mounted.parameters)
         head = dict(zip(self._head(slot.spec), parts[body:], strict=True))
         return {**_arrays(mounted.gather(parts[:body])), **_arrays(head)}
 
     def _together(self, read: Callable[[], T]) -> T:
-        """Return what `read` gives, or raise its refusal; a refusal on one rank is raised on all.
-
-        Collective.
-        """
+        """Return what `read` returns; a refusal on one rank is raised on all. Collective."""
         failure: LoradError | OSError | None = None
         try:
             result = read()
@@ -410,9 +395,7 @@ class RankTrainer:
 
 
 def _initial(spec: SlotSpec, shapes: dict[str, tuple[int, ...]], *, fuses: bool) -> dict[str, np.ndarray]:
-    """Make the weights that the builtin trainer begins with for this seed; linears that share an A take the
-    first one's.
-    """
+    """Make the weights that builtin begins with for this seed; linears that share an A take the first's."""
     generator = torch.Generator().manual_seed(spec.seed)
     weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for module in spec.adapter.modules:

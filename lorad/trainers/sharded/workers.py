@@ -1,6 +1,4 @@
-"""The ranks of one trainer: how they meet, how a call reaches all of them,
-and how data-parallel ones add up.
-"""
+"""The ranks of one trainer: how they meet, pass calls on, and add up over data-parallel ranks."""
 
 import datetime
 import os
@@ -17,8 +15,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 T = TypeVar("T")
 
-_IDLE = datetime.timedelta(days=3650)
-"""For calls alone: gloo would end a trainer that nobody calls for half an hour."""
+_IDLE = datetime.timedelta(days=3650)  # between calls: gloo would end a trainer that waits for half an hour
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -92,9 +89,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """The ranks that hold the same part of the base and see different samples. The `group` is None when
-    there is one.
-    """
+    """The ranks with the same part of the base and other samples."""
 
     rank: int = 0
     size: int = 1

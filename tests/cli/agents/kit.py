@@ -8,7 +8,7 @@ from typing import Any
 from mcp.client import Client as AgentClient
 
 from lorad.cli.commands.mcp.bounds import AgentBounds
-from lorad.cli.commands.mcp.server import served
+from lorad.cli.commands.mcp.server import make_server
 from lorad.client.client import Client
 
 
@@ -38,6 +38,6 @@ class Agent:
 async def agent_of(
     client: Client, *allowed: str, base: Path = Path("/"), **bounds: Any
 ) -> AsyncIterator[Agent]:
-    server = served(client, AgentBounds(frozenset(allowed), base, **bounds))
+    server = make_server(client, AgentBounds(frozenset(allowed), base, **bounds))
     async with AgentClient(server) as connected:
         yield Agent(connected)

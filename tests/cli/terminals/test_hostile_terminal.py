@@ -111,14 +111,14 @@ def test_the_live_line_shows_hostile_text_as_text() -> None:
     live, terminal = follow.LiveLine(), Console(force_terminal=True, width=200)
     live.update(RunDetails("a", "queued", steps=3, waiting=POISON), [], [])
     with terminal.capture() as shown:
-        terminal.print(live._live.get_renderable())
+        terminal.print(live.live.get_renderable())
     assert "PWNED" in shown.get() and [name for name, raw in HURT.items() if raw in shown.get()] == []
 
 
 def test_a_completion_is_text_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     sample = Sample(3, completion=f"{POISON}\n\t漢字 [bold]{'x' * 5000}", answer=POISON * 99, reward=0.5)
     live = follow.LiveLine(lambda step: sample)
-    live._live.console.width = 90
+    live.live.console.width = 90
     step = Step(3, metrics={"response_length": 2.0, "tokens_per_second": 1.0})
     live.update(RunDetails("a", "running", step=3, steps=9), [step], [])
     (line,) = capsys.readouterr().err.splitlines()

@@ -36,7 +36,7 @@ PATHS = {
 
 @pytest.mark.parametrize("name", PATHS)
 def test_an_answer_keeps_its_json(name: str, frozen: Client, request: pytest.FixtureRequest) -> None:
-    answer = Transport(frozen.home.socket, 60.0).one("GET", PATHS[name])
+    answer = Transport(frozen.home.socket, 60.0).ask("GET", PATHS[name])
     shown = answer | {"items": answer["items"][:MOST]} if "items" in answer else answer
     text = json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
     if request.config.getoption("update_snapshots"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lorad.children.ask import under_guard
-from lorad.cli.checked import held_out_in_words, said
+from lorad.cli.commands.specs.check import held_out_in_words, print_check
 from lorad.daemon.runs.preflight import answer
 from lorad.errors import Conflict, LoradError, SpecError
 from lorad.records.checks import Check
@@ -78,7 +78,7 @@ async def test_check_prints_the_dtype_of_the_run(
     keys: tuple[str, ...], says: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(home) as api:
-        said(await check(api, *keys, name="a"), as_json=False)
+        print_check(await check(api, *keys, name="a"), as_json=False)
         (model,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("model "))
         assert model.endswith(says)
 

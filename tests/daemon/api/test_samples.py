@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorad.client.choice import Choice, chosen
+from lorad.client.choice import Choice, in_order
 from lorad.client.client import Client
 from lorad.errors import NotFound, SpecError
 from tests.kit.frozen.world import frozen
@@ -28,7 +28,7 @@ class One:
 
 
 def takes(where: str, **more: object) -> bool:
-    return bool(chosen([One(**more)], Choice(where)))  # type: ignore[arg-type]
+    return Choice(where).test()(One(**more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_whatever_is_typed_is_read_or_refused(where: str) -> None:
 
 def test_samples_without_a_value_come_last() -> None:
     some = [One(reward) for reward in (0.5, None, 1.0)]
-    rewards = [[one.reward for one in chosen(some, Choice("", "reward", back))] for back in (False, True)]
+    rewards = [[one.reward for one in in_order(some, Choice("", "reward", back))] for back in (False, True)]
     assert rewards == [[1.0, 0.5, None], [0.5, 1.0, None]]
 
 

@@ -22,7 +22,7 @@ from lorad.records.routes import ROUTES, Api
 KEPT = Path(__file__).parents[2] / "data/schemas.txt"
 LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length")
 AS_IT_IS = (web.Response, web.StreamResponse, msgspec.Raw)  # answers that a handler writes itself
-ENDLESS = ("ErrorSaid",)  # they contain themselves
+ENDLESS = ("ErrorFacts",)  # they contain themselves
 
 
 def lines_of(kind: types.Type, place: str) -> Iterator[str]:

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from lorad.daemon.gpu.devices import find_devices
-from lorad.daemon.gpu.history import PERIOD, DeviceHistory
 from lorad.daemon.gpu.occupancy import Ours, read_all
+from lorad.daemon.gpu.state import PERIOD, DeviceHistory
 from lorad.records.devices import DeviceSample
 from tests.kit.fakes.gpu_kit import Gpu, Nvml
 

@@ -12,7 +12,7 @@ import pytest
 from lorad.box.config import Config
 from lorad.daemon.process import enter
 from lorad.daemon.process.commands import own_secrets, secrets_of
-from lorad.daemon.process.enter import OWN_SECRETS, PLACE, SAID
+from lorad.daemon.process.enter import OWN_SECRETS, PLACE, UNREADABLE
 from lorad.daemon.process.processes import Processes
 from lorad.daemon.process.users import User
 from lorad.daemon.runs.preflight import answer
@@ -200,7 +200,7 @@ def test_secret_that_others_may_read_is_refused(theirs: Path, kind: str) -> None
         (theirs / "MY_TOKEN").rename(theirs.parent / "real")
         (theirs / "MY_TOKEN").symlink_to(theirs.parent / "real")
     done = entered(theirs, LORAD_OWN_SECRETS="1")
-    assert done.returncode == 1 and done.stderr.startswith(f"{SAID}{theirs}/MY_TOKEN: ")
+    assert done.returncode == 1 and done.stderr.startswith(f"{UNREADABLE}{theirs}/MY_TOKEN: ")
     assert VALUE not in done.stdout + done.stderr
     with pytest.raises(SpecError, match=r"a secret cannot be read: .*MY_TOKEN") as error:
         answer(b"", done.stderr.encode())

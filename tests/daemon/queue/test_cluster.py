@@ -130,6 +130,19 @@ async def test_patience_ends_and_others_have_their_turn(home: Path) -> None:
         assert "2 x 8 GPUs were not granted in 3 s" in moves
 
 
+async def test_patience_ends_beside_a_serving_pool(home: Path) -> None:
+    async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, patience=0.5)) as ctx:
+        spread(ctx, "a")
+        await until_state(ctx, "a", "ended")
+        runs.set_fields(ctx.store, "a", serving=1)
+        await until(lambda: bool(ctx.pools["one-1"].serves))
+        spread(ctx, "b", 1, "/models/two")
+        spread(ctx, "c", 1, "/models/three")
+        why = "1 x 8 GPUs were not granted in 0.5 s"
+        await until(lambda: why in [event.data.get("detail") for event in events.newest(ctx.store, 100, "b")])
+        assert ctx.pools["one-1"].process.is_up
+
+
 async def test_without_others_a_run_waits_on(home: Path) -> None:
     async with reconciling(home, backends=SGLANG, cluster=cluster(home, 2, patience=0.2)) as ctx:
         write_cluster(home, {"h0": 1, "h1": 1})
@@ -235,7 +248,7 @@ def test_free_nodes_with_the_base_are_tried_first(home: Path) -> None:
             node=name, cluster="static", address="", boot_id="", uid=0, devices=[], bases=bases,
             seen_at=0.0, state="free",
         )  # fmt: skip
-        pools.put_node(ctx.store, row)
+        pools.put_cluster_row(ctx.store, row)
     found = with_likely_first(ctx, pool)
     assert found is not None and [host.name for host in found.hosts] == ["h2", "h0", "h1", "h3"]
     changed = replace(pool.setup, nodes=found)
@@ -265,7 +278,7 @@ def test_nodes_of_ray_with_the_base_are_named(home: Path) -> None:
             node=name, cluster=where, address=f"{name}'s", boot_id="", uid=0, devices=[], bases=[base],
             seen_at=0.0, state="free",
         )  # fmt: skip
-        pools.put_node(ctx.store, row)
+        pools.put_cluster_row(ctx.store, row)
     found = with_likely_first(ctx, pool)
     assert found is not None and found.warm == ("h1's",)
     assert replace(pool.setup, nodes=found).key == pool.setup.key
@@ -327,10 +340,10 @@ async def test_the_newest_grant_has_the_last_word(home: Path) -> None:
         node="h0", cluster="static", address="", boot_id="", uid=0, devices=[], bases=[], seen_at=0.0,
         state="free",
     )  # fmt: skip
-    pools.put_node(ctx.store, row)
+    pools.put_cluster_row(ctx.store, row)
     for pool, since in (("b-1", 1.0), ("a-1", 2.0), ("c-1", 1.5)):
         row_of = functools.partial(GrantRow, kind="static", external="", state="over", detail="")
-        pools.put_grant(ctx.store, row_of(pool=pool, life=1, since=since, nodes=["h0"]))
+        pools.put_cluster_row(ctx.store, row_of(pool=pool, life=1, since=since, nodes=["h0"]))
     (node,) = await list_nodes(ctx, NO_QUERY)
     assert node.says == "over (a-1@1)"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.box.config import Limit, Queue
-from lorad.cli.checked import start_in_words
+from lorad.cli.commands.specs.check import start_in_words
 from lorad.daemon.context import Context, Request
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.forecast import forecast

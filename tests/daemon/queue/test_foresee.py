@@ -8,7 +8,7 @@ import pytest
 from lorad.client.words import when_in_words
 from lorad.daemon.context import Context
 from lorad.daemon.queue import tenants
-from lorad.daemon.queue.foresee import forecasts_lately, keep_forecasts
+from lorad.daemon.queue.forecast import forecasts_lately, keep_forecasts
 from lorad.daemon.queue.place import place_runs
 from lorad.states import EndReason, Move
 from lorad.store import runs

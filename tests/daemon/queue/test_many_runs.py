@@ -37,6 +37,7 @@ from lorad.daemon.queue.tenants import (
 from lorad.engines.builtin import engine, local
 from lorad.engines.remote.settings import MAX_VERSIONS as SERVERS_VERSIONS
 from lorad.protocol.pool_setup import PoolSetup, ServerSetup
+from lorad.protocol.preflight import SpecFacts
 from lorad.protocol.status import Capacity, PoolInfo, PoolStatus, TenantStatus
 from lorad.spec.model import convert
 from lorad.states import EndReason, Move
@@ -309,9 +310,11 @@ def wide(rank: int) -> PoolSetup:
 
 def test_run_needs_versions_plus_load_and_slot() -> None:
     spec = convert({"rollout": {"max_staleness": 3}, "lora": {"rank": 8}})
-    assert need_of(spec, 1000, "float32") == Need(6, 8, 1000 * (16 + 6 * 4))
-    assert need_of(convert({}), 1000, "bfloat16") == Need(3, 16, 1000 * (16 + 3 * 2))
-    assert need_of(convert({}), 1000, "bfloat16", critic=500) == Need(3, 16, 1000 * (16 + 3 * 2) + 500 * 16)
+    facts = SpecFacts(adapter_parameters=1000)
+    assert need_of(spec, facts, "float32") == Need(6, 8, 1000 * (16 + 6 * 4))
+    assert need_of(convert({}), facts, "bfloat16") == Need(3, 16, 1000 * (16 + 3 * 2))
+    facts = SpecFacts(adapter_parameters=1000, critic_parameters=500)
+    assert need_of(convert({}), facts, "bfloat16") == Need(3, 16, 1000 * (16 + 3 * 2) + 500 * 16)
 
 
 def test_limits_are_those_that_engines_have() -> None:

@@ -16,7 +16,7 @@ from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
 from lorad.daemon.process.users import Caller
 from lorad.daemon.queue.place import place_runs
-from lorad.daemon.queue.restart import futile_attempts, restart
+from lorad.daemon.queue.restart import futile_attempts, queue_again, restart
 from lorad.daemon.runs import sweeps
 from lorad.states import EndReason, Move
 from lorad.store import runs
@@ -47,8 +47,6 @@ def states(ctx: Context, *names: str) -> list[str]:
 
 def paused(ctx: Context, name: str) -> None:
     """Queue the run again as `settle` does when the driver has ended."""
-    from lorad.daemon.queue.preempt import queue_again
-
     run = runs.get(ctx.store, name)
     with ctx.store.write():
         runs.move(ctx.store, name, Move.PAUSE)

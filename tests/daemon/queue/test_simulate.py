@@ -12,7 +12,7 @@ from lorad.daemon.process.processes import ProcessState
 from lorad.daemon.queue import simulate as module
 from lorad.daemon.queue import tenants
 from lorad.daemon.queue.choose import choose
-from lorad.daemon.queue.limits import enough_from
+from lorad.daemon.queue.limits import quota_of
 from lorad.daemon.queue.place import place_runs
 from lorad.daemon.queue.simulate import Foreseen, simulate
 from lorad.daemon.queue.snapshot import Snapshot, take_snapshot
@@ -125,8 +125,9 @@ def test_quota_says_when_it_is_enough_again(home: Path, monkeypatch: pytest.Monk
     owned(ctx, "ann", ANN, "a")
     monkeypatch.setattr(time, "time", lambda: AT)
     used(ctx, "a", 6.0, ago=3)
-    again = enough_from(ctx, "ann", ANN, AT)
-    assert again is not None and foreseen(ctx) == {"a": Foreseen(again, "")}
+    quota = quota_of(ctx, "ann", ANN, AT)
+    assert quota is not None and quota.again is not None
+    assert foreseen(ctx) == {"a": Foreseen(quota.again, "")}
 
 
 def test_urgent_run_starts_at_the_next_step(home: Path) -> None:

@@ -13,7 +13,7 @@ from lorad.client.client import Client
 from lorad.daemon.context import request_of
 from lorad.daemon.record.relocate import relocate
 from lorad.daemon.record.repair import repair
-from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.record.rows_and_disk import take_census
 from lorad.errors import StorageError
 from lorad.store import runs
 from tests.daemon.record.test_repair import cut_off
@@ -58,7 +58,7 @@ async def works(api: Api, home: Path) -> None:
     assert (await api("logs", "a")).offset == (home / "runs/a/attempts/0002/log").stat().st_size
     (pool,) = [pool.setup.socket for pool in api.ctx.pools.values()]
     assert pool.startswith(str(home))
-    assert of_home(api.ctx.home, api.ctx.runs_root).missing == []
+    assert take_census(api.ctx.home, api.ctx.runs_root).missing == []
 
 
 @pytest.mark.system
@@ -66,7 +66,7 @@ async def test_a_home_moved_between_two_daemons_works_on(home: Path) -> None:
     async with serving(home) as api:
         await with_a_fork(api)
     new = moved(home)
-    (found,) = of_home(Home(new), new / "runs").missing
+    (found,) = take_census(Home(new), new / "runs").missing
     assert (
         found.what == f"the files of 2 runs were moved to {new}/runs" and "lorad daemon start" in found.advice
     )

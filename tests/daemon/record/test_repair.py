@@ -16,7 +16,7 @@ from lorad.daemon.home_lock import lock
 from lorad.daemon.journal import ROWS, DaemonJournal, read
 from lorad.daemon.open_store import open_store, record
 from lorad.daemon.record.repair import repair
-from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.record.rows_and_disk import take_census
 from lorad.errors import Conflict, IntegrityError
 from lorad.migrations import MIGRATIONS
 from lorad.store.db import Store
@@ -272,12 +272,12 @@ def test_census_names_missing_and_unknown_files(home: Path) -> None:
     for name in ("a", "b"):
         finished(ctx, name)
     set_pinned(ctx.store, "a", 1002, True, by="me")
-    assert of_home(ctx.home, ctx.runs_root).missing == of_home(ctx.home, ctx.runs_root).unknown == []
+    assert take_census(ctx.home, ctx.runs_root).missing == take_census(ctx.home, ctx.runs_root).unknown == []
     (home / "runs/a/versions/001002").rename(home / "runs/a/versions/002002")
     (home / "runs/a/checkpoints/000004-a1").rename(home / "runs/stranger")
     (home / "runs/b").rename(home / "elsewhere")
     (home / "pools/nobody").mkdir()
-    found = of_home(ctx.home, ctx.runs_root)
+    found = take_census(ctx.home, ctx.runs_root)
     assert [finding.what.split(" ")[0:2] for finding in found.missing] == [
         ["run", "b:"],
         ["a@1002", "is"],

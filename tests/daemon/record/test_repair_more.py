@@ -20,7 +20,7 @@ from lorad.daemon.daemon import prepare
 from lorad.daemon.journal import ALL, read
 from lorad.daemon.open_store import open_store
 from lorad.daemon.record.repair import repair
-from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.record.rows_and_disk import take_census
 from lorad.daemon.runs.take_in import refuse_journal
 from lorad.daemon.storage.budget import GONE
 from lorad.daemon.storage.prune import REMOVED, Doomed
@@ -126,7 +126,7 @@ def test_unknown_runs_are_adopted_from_directories(home: Path) -> None:
     (home / "kept").rename(home / "runs/gone")
     close(ctx)
     shutil.copytree(home / "runs/a", home / "runs/c")
-    assert "lorad doctor --repair" in of_home(Home(home), home / "runs").unknown[0].advice
+    assert "lorad doctor --repair" in take_census(Home(home), home / "runs").unknown[0].advice
     assert repair(Home(home)).told == ["run c is as its directory describes it"]
     assert told_of(home) == [("a", "ended", 6), ("b", "ended", 6), ("c", "paused", 6)]
     close(open_context(home))
@@ -194,7 +194,7 @@ def test_empty_database_file_counts_as_gone(home: Path) -> None:
     with_runs(home, "a")
     cut_off(home)
     (home / "lorad.db").touch()
-    assert "has no tables" in of_home(Home(home), home / "runs").problems[0]
+    assert "has no tables" in take_census(Home(home), home / "runs").problems[0]
     with pytest.raises(IntegrityError, match="is gone"):
         open_store(Home(home))
     repair(Home(home))
@@ -287,14 +287,14 @@ async def test_what_is_asked_for_while_gc_looks_stays(home: Path, monkeypatch: p
     async with serving(home) as api:
         finished(api.ctx)
         keep_one(api)
-        found = gc.found
+        list_items = gc.deletable
 
         async def slowly(*arguments: Any) -> list[Doomed]:
-            items = await found(*arguments)
+            items = await list_items(*arguments)
             set_pinned(api.ctx.store, "a", 1002, True, by="me")
             return items
 
-        monkeypatch.setattr(gc, "found", slowly)
+        monkeypatch.setattr(gc, "deletable", slowly)
         deleted = {Path(item.path).name for item in (await api("gc")).deleted}
         assert "001001" in deleted and "001002" not in deleted
         assert versions(home) == ["001002", "001006"]

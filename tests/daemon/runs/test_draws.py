@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lorad.cli.points import points_in
-from lorad.daemon.runs.draws import axes_of, distributions_of, drawn, given
+from lorad.daemon.runs.draws import axes_of, distributions_of, draw_points, listed_points
 from lorad.errors import SpecError
 from lorad.records.requests import PointsRequest
 from lorad.spec.text import load_spec
@@ -19,7 +19,7 @@ DRAWN = [
 
 def points(count: int, seed: int, *overrides: str) -> list[dict[str, str]]:
     found, _ = distributions_of(overrides or DRAWN)
-    return [dict(text.split("=") for text in point) for point in drawn(found, count, seed)]
+    return [dict(text.split("=") for text in point) for point in draw_points(found, count, seed)]
 
 
 def test_same_seed_draws_the_same_points() -> None:
@@ -69,10 +69,10 @@ def test_a_grid_takes_choices_and_no_distributions() -> None:
 
 
 def test_given_points_may_differ_in_their_keys() -> None:
-    axes, found = given([["seed=1", "lora.rank=4"], ["seed=2"]])
+    axes, found = listed_points([["seed=1", "lora.rank=4"], ["seed=2"]])
     assert axes == {"seed": ["1", "2"], "lora.rank": ["4"]} and found[1] == ["seed=2"]
     with pytest.raises(SpecError, match="point 1"):
-        given([["seed=1", "seed=2"]])
+        listed_points([["seed=1", "seed=2"]])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lorad.adapters.directory import verify
-from lorad.daemon.api.verbs.fork import taken
+from lorad.daemon.api.verbs.fork import copy_start
 from lorad.errors import Conflict, IntegrityError, NotFound, SpecError
 from lorad.records.runs import Forked
 from lorad.store import runs
@@ -139,11 +139,11 @@ async def test_parent_may_vanish_while_it_is_forked(home: Path, monkeypatch: pyt
         await parent(api)
 
         async def removed(*arguments: Any, **options: Any) -> Path:
-            found = await taken(*arguments, **options)
+            found = await copy_start(*arguments, **options)
             await api("remove", "a")
             return found
 
-        monkeypatch.setattr("lorad.daemon.api.verbs.fork.taken", removed)
+        monkeypatch.setattr("lorad.daemon.api.verbs.fork.copy_start", removed)
         await fork(api, "a@1004", name="b")
         assert (await api.until("b", "ended")).reason == "completed"
 

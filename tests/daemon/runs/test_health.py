@@ -13,6 +13,7 @@ import pytest
 
 from lorad.box.config import Supervision
 from lorad.box.paths import AttemptDir
+from lorad.children.stacks import spy
 from lorad.client.words import why
 from lorad.daemon import health
 from lorad.daemon.context import Context
@@ -53,7 +54,7 @@ def beat(at: float, progress: int = 0, doing: str = "train") -> Beat:
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(stacks, "py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "spy", lambda: None)
 
 
 def test_silence_is_a_hang_until_a_beat() -> None:
@@ -294,7 +295,7 @@ async def test_stopped_shim_reports_end_of_killed_driver(home: Path) -> None:
 
 async def test_where_it_hangs_is_in_its_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    if stacks.py_spy() is None:
+    if spy() is None:
         pytest.skip("py-spy is not installed")
     behave(home, driver={"stuck_at": 2})
     async with reconciling(home) as ctx:

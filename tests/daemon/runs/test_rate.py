@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lorad.client.words import rate_in_words
-from lorad.daemon.api.verbs.resume import changed
+from lorad.daemon.api.verbs.resume import change_spec
 from lorad.daemon.runs.rate import rated
 from lorad.errors import SpecError
 from lorad.protocol.preflight import SpecFacts
@@ -46,8 +46,8 @@ def test_a_floor_above_the_chosen_rate_is_refused() -> None:
 def test_a_resume_keeps_the_rate_of_the_run() -> None:
     spec, _ = rated(convert({"model": OWN}), FACTS)
     for overrides in (["trainer.lr=null"], ["trainer={steps: 7}"], ["trainer.steps=7"]):
-        assert changed(spec, overrides).trainer.lr == 5.91e-5
-    assert changed(spec, ["trainer.lr=1e-4"]).trainer.lr == 1e-4
+        assert change_spec(spec, overrides).trainer.lr == 5.91e-5
+    assert change_spec(spec, ["trainer.lr=1e-4"]).trainer.lr == 1e-4
 
 
 def test_show_says_whether_the_rate_fits() -> None:

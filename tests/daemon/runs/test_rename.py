@@ -186,7 +186,7 @@ async def test_daemon_that_died_in_between_finishes(home: Path, monkeypatch: pyt
         raise Dies
 
     async with serving(home) as api:
-        for old, new, at in (("a", "b", "os.rename"), ("other", "moved", "runs.relocate")):
+        for old, new, at in (("a", "b", "os.rename"), ("other", "moved", "runs.set_fields")):
             finished(api.ctx, old)
             with monkeypatch.context() as patch, pytest.raises(Dies):
                 patch.setattr(f"lorad.daemon.runs.rename.{at}", dies)

@@ -12,7 +12,14 @@ import pytest
 
 from lorad.box.config import Backend
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.resume import changed, fitted, on_schedule, refuse_standstill, resume, total
+from lorad.daemon.api.verbs.resume import (
+    change_spec,
+    fit_lora_type,
+    keep_schedule,
+    refuse_standstill,
+    resume,
+    total_steps,
+)
 from lorad.daemon.context import request_of
 from lorad.daemon.process.users import Caller
 from lorad.driver.begin import compare_with_before, compare_with_reference
@@ -42,14 +49,14 @@ OLD = convert({"trainer": {"steps": 6}})
 
 
 def test_what_trains_and_samples_may_change() -> None:
-    new = changed(OLD, ["trainer.backend=fsdp", "trainer.dp=2", "rollout.backend=vllm", "lora.type=lora"])
+    new = change_spec(OLD, ["trainer.backend=fsdp", "trainer.dp=2", "rollout.backend=vllm", "lora.type=lora"])
     assert (new.trainer.backend, new.trainer.dp, new.trainer.steps) == ("fsdp", 2, 6)
     assert (new.rollout.backend, new.lora.type, new.data) == ("vllm", "lora", OLD.data)
-    assert changed(OLD, []) == OLD
+    assert change_spec(OLD, []) == OLD
 
 
 def test_what_the_run_is_may_be_said() -> None:
-    assert changed(OLD, [f"lora.rank={OLD.lora.rank}", f"seed={OLD.seed}"]) == OLD
+    assert change_spec(OLD, [f"lora.rank={OLD.lora.rank}", f"seed={OLD.seed}"]) == OLD
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def test_what_the_run_is_may_be_said() -> None:
 )
 def test_what_the_run_is_may_not(override: str) -> None:
     with pytest.raises(SpecError, match=r"is part of what this run is") as refused:
-        changed(OLD, [override])
+        change_spec(OLD, [override])
     assert override in refused.value.message and "Start a new run" in refused.value.hint
 
 
@@ -73,7 +80,7 @@ def test_what_the_run_is_may_not(override: str) -> None:
 )
 def test_invalid_override_is_refused(override: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
-        changed(OLD, [override])
+        change_spec(OLD, [override])
     assert says in refused.value.message
 
 
@@ -176,13 +183,13 @@ async def test_refused_of_two_resumes_leaves_no_trace(home: Path) -> None:
 )
 def test_only_megatron_checkpoints_share_one_a(trained: Spec | None, kept: str) -> None:
     shared = convert({"trainer": {"backend": "megatron"}, "lora": {"type": "lora"}})
-    assert fitted(shared, ["trainer.backend=megatron"], trained).lora.type == kept
-    assert fitted(OLD, [], trained) == OLD
+    assert fit_lora_type(shared, ["trainer.backend=megatron"], trained).lora.type == kept
+    assert fit_lora_type(OLD, [], trained) == OLD
     if kept == "lora":
-        assert fitted(shared, ["lora.type=lora"], trained) == shared
+        assert fit_lora_type(shared, ["lora.type=lora"], trained) == shared
         return
     with pytest.raises(SpecError, match=r"override lora.type=lora: .* share one A") as refused:
-        fitted(shared, ["lora.type=lora"], trained)
+        fit_lora_type(shared, ["lora.type=lora"], trained)
     assert "canonical_lora" in refused.value.hint
 
 
@@ -211,7 +218,7 @@ async def test_megatron_resume_uses_the_checkpoints_lora_type(home: Path) -> Non
     ],
 )
 def test_steps_are_the_number_asked_for_last(steps: int | None, overrides: list[str], expected: int) -> None:
-    assert total(ResumeRequest(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
+    assert total_steps(ResumeRequest(steps=steps, overrides=overrides), a_run(steps=8), OLD) == expected
 
 
 @pytest.mark.parametrize("more", [{"steps": 120}, {"overrides": ["trainer.steps=120"]}])
@@ -234,7 +241,7 @@ async def test_more_steps_do_not_stretch_the_schedule(home: Path, more: dict[str
 )
 def test_resume_at_rate_zero_is_refused(trainer: dict[str, Any], done: int, refused: bool) -> None:
     spec = convert({"trainer": {"lr": 1e-3, "steps": 6, "schedule": "cosine"} | trainer})
-    spec = on_schedule(spec, spec, 6, 9)
+    spec = keep_schedule(spec, spec, 6, 9)
     with pytest.raises(SpecError, match="steps 7 to 9 would change nothing") if refused else nullcontext():
         refuse_standstill(spec, done, 9)
 
@@ -242,7 +249,7 @@ def test_resume_at_rate_zero_is_refused(trainer: dict[str, Any], done: int, refu
 @pytest.mark.parametrize("override", ["trainer.steps=7", "trainer={steps: 7}", "trainer.steps=6"])
 def test_two_numbers_of_steps_are_refused(override: str) -> None:
     with pytest.raises(SpecError, match=r"--steps 9, but trainer.steps is \d") as refused:
-        total(ResumeRequest(steps=9, overrides=[override]), a_run(steps=8), OLD)
+        total_steps(ResumeRequest(steps=9, overrides=[override]), a_run(steps=8), OLD)
     assert refused.value.hint
 
 

@@ -328,7 +328,7 @@ def test_a_decision_that_fails_half_way_stops_nobody(ctx: Context, monkeypatch: 
     names = racing(ctx, "reward", [2])
     for place, name in enumerate(names):
         went(ctx, name, [0.0, place / 10])
-    monkeypatch.setattr("lorad.daemon.runs.sweeps.shown", lambda score: 1 / 0)
+    monkeypatch.setattr("lorad.daemon.runs.sweeps._in_words", lambda score: 1 / 0)
     halve(ctx)
     assert "division by zero" in ctx.loop.troubles.lines()[0]
     assert rungs_of(ctx) == [] and {runs.get(ctx.store, name).state for name in names} == {"running"}

@@ -34,7 +34,7 @@ async def test_run_is_written_beside_it(home: Path) -> None:
     async with reconciling(home) as ctx:
         submit(ctx, "a", loggers=["tensorboard"])
         await until_state(ctx, "a", "ended")
-        await until(lambda: ctx.loggers.runs == {} and not is_there(pid_of_loggers(home)))
+        await until(lambda: ctx.services.followed == {} and not is_there(pid_of_loggers(home)))
     assert steps_in(home / "tensorboard" / "a") == {1, 2, 3, 4, 5, 6}
     modes = [path.stat().st_mode & 0o777 for path in Home(home).run("a").loggers.glob("*.json")]
     assert modes == [0o600]
@@ -55,7 +55,7 @@ async def test_failing_logger_is_trouble_until_mended(home: Path, tmp_path: Path
         said = f"tensorboard of run a: {tmp_path / 'file'}"
         await until(lambda: any(line.startswith(said) for line in ctx.loop.troubles.lines()))
         (tmp_path / "file").unlink()
-        await until(lambda: not ctx.loop.troubles.lines() and ctx.loggers.runs == {})
+        await until(lambda: not ctx.loop.troubles.lines() and ctx.services.followed == {})
     assert steps_in(tmp_path / "file" / "a") == {1, 2, 3, 4, 5, 6}
 
 
@@ -71,5 +71,5 @@ async def test_killed_process_is_started_again(home: Path, tmp_path: Path) -> No
         assert pid_of_loggers(home) == pid
         os.kill(pid, signal.SIGKILL)
         (tmp_path / "file").unlink()
-        await until(lambda: ctx.loggers.runs == {})
+        await until(lambda: ctx.services.followed == {})
     assert steps_in(tmp_path / "file" / "a") == {1, 2, 3, 4, 5, 6}

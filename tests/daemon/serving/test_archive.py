@@ -14,7 +14,7 @@ REQUEST = b"GET /v1/versions/a@1001/archive HTTP/1.1\r\nHost: lorad\r\n\r\n"
 
 
 async def test_who_does_not_read_is_dropped(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "_verified", lambda *_: ("large",))
+    monkeypatch.setattr(verbs, "_verify_files", lambda *_: ("large",))
     async with serving(home, bounds=Bounds(write=0.1)) as api:
         finished(api.ctx)
         (home / "runs/a/versions/001001/large").write_bytes(bytes(16 << 20))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lorad.bounds import COMPLETIONS, JSON_BYTES
-from lorad.daemon.serving.asking import PoolQuestion, Said
+from lorad.daemon.serving.asking import AnswerLine, PoolQuestion
 from lorad.errors import PoolLost, SpecError
 from lorad.models.directory import BUILTIN
 from lorad.protocol.calls import LoadVersion
@@ -22,14 +22,14 @@ from tests.kit.warm.processes import python
 TINY = BUILTIN["builtin:tiny"]
 
 
-def said(model: Path, **body: Any) -> Said:
+def said(model: Path, **body: Any) -> AnswerLine:
     """Return the last line, of a process that is told of a pool that is not there."""
     asked = PoolQuestion(
         "/none", str(model), LoadVersion("a@1", "/none", ""), None, GenerateRequest("a@1", **body)
     )
     command = [*python(), "-m", "lorad.daemon.serving.completer"]
     done = subprocess.run(command, input=msgspec.json.encode(asked), capture_output=True, check=True)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Said)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=AnswerLine)
 
 
 @pytest.mark.parametrize(

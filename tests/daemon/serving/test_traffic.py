@@ -50,7 +50,7 @@ def ask(
     """One request that is answered whole."""
     with counted:
         counted.serves(*names)
-        counted.said(tokens)
+        counted.count_tokens(tokens)
         if clock is not None:
             clock.now += seconds
         counted.is_whole = True
@@ -99,9 +99,9 @@ def test_the_first_token_is_timed_of_streams_only(clock: Clock) -> None:
         with Counted(traffic, streams=streams) as counted:
             counted.serves("bot")
             clock.now += 0.5
-            counted.said(1)
+            counted.count_tokens(1)
             clock.now += 1.5
-            counted.said(1)
+            counted.count_tokens(1)
             counted.is_whole = True
     assert (of(traffic).ttft_p50, of(traffic).p50, of(traffic).requests) == (0.5, 2.0, 2)
 

@@ -1,5 +1,6 @@
 """What `lorad gc` deletes, and what it leaves alone."""
 
+import contextlib
 import math
 import os
 import time
@@ -14,10 +15,12 @@ from lorad.daemon.adopt import adopt
 from lorad.daemon.context import Request
 from lorad.daemon.process.processes import is_locked
 from lorad.daemon.runs.create import make_directory
-from lorad.daemon.storage import budget, disk_usage, footprint, prune
+from lorad.daemon.state import bytes_of
+from lorad.daemon.storage import budget, footprint, prune
 from lorad.daemon.storage.garbage import ORPHAN_SECONDS
 from lorad.daemon.storage.prune import LEFTOVER_SECONDS, doomed, lag_of, leftovers_in
 from lorad.errors import Conflict
+from lorad.files import remove_tree
 from lorad.records.daemon import KeptVersion
 from lorad.spec.model import convert
 from lorad.store import runs
@@ -307,7 +310,7 @@ async def test_versions_that_specs_name_stay(home: Path, named: str) -> None:
 
 
 async def test_budget_takes_no_more_than_needed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "used", lambda roots: 1000)
+    monkeypatch.setattr(budget, "bytes_of", lambda paths: 1000)
     async with serving(home) as api:
         for name in ("a", "b"):
             finished(api.ctx, name)
@@ -325,7 +328,17 @@ def test_a_file_that_two_directories_share_counts_once(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one/file").write_bytes(b"12345")
     os.link(tmp_path / "one/file", tmp_path / "file")
-    assert disk_usage.used([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
+    assert bytes_of([tmp_path, tmp_path / "one", tmp_path / "missing"]) == 5
+
+
+def test_a_deep_directory_is_measured(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        for _ in range(1500):  # deeper than functions may call themselves
+            os.mkdir("d")
+            os.chdir("d")
+        Path("file").write_bytes(b"12345")
+    assert bytes_of([tmp_path]) == 5
+    remove_tree(tmp_path / "d")
 
 
 async def test_unfinished_runs_go_unknown_runs_stay(home: Path) -> None:

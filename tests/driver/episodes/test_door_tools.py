@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lorad.driver.door.chains import Chains
-from lorad.driver.door.chat import Chat, DoorRefusal, read_chat
+from lorad.driver.door.chat import Chat, DoorRefusal, decoded
 from lorad.driver.door.door import Door, Visit
 from lorad.envs.format import Format
 from lorad.protocol.batch import Chunk, Sampling
@@ -132,14 +132,14 @@ class Meeting(list[dict[str, Any]]):
 
 
 def test_requests_at_once_share_the_turns(spoken: Spoken) -> None:
-    spoken.visit.begun, spoken.turns = 3, ("1", "2", "3", "4", "5")
+    spoken.visit.turns_begun, spoken.turns = 3, ("1", "2", "3", "4", "5")
     both = threading.Barrier(2)
     chats = [Chat([USER], Meeting(both), 8, is_stream=False, wants_usage=False) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(spoken.visit.answer, chat) for chat in chats]
         errors = [future.exception() for future in futures]
     assert sum(isinstance(error, DoorRefusal) for error in errors) == 1 and None in errors
-    assert len(spoken.heard) == 1 and spoken.visit.begun == spoken.visit.turns == 4
+    assert len(spoken.heard) == 1 and spoken.visit.turns_begun == spoken.visit.turns == 4
 
 
 def test_an_episode_that_is_over_answers_nobody(spoken: Spoken) -> None:
@@ -152,4 +152,4 @@ def test_an_episode_that_is_over_answers_nobody(spoken: Spoken) -> None:
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(DoorRefusal, match="no JSON object"):
-        read_chat(b'{"messages": "\xff"}', Sampling(64))
+        decoded(b'{"messages": "\xff"}')

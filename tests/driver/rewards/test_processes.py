@@ -86,9 +86,9 @@ def test_function_that_never_ends_is_given_up(make: Make, monkeypatch: pytest.Mo
 def test_later_processes_have_what_the_slowest_took() -> None:
     first = FirstCalls("f.py:g", 10.0)
     assert first.seconds == 100.0
-    first.ended(40.0)
-    first.ended(0.1)
-    assert first.seconds == 90.0 and first.lost() == first.lost() == first.lost() == ""
+    first.note_end(40.0)
+    first.note_end(0.1)
+    assert first.seconds == 90.0 and first.note_loss() == first.note_loss() == first.note_loss() == ""
 
 
 ASYNC = """
@@ -127,7 +127,7 @@ def test_processes_follow_what_calls_compute(
     seconds: float, computed: float, memory: int, worth: int
 ) -> None:
     growth = Growth(cores=2, available=lambda: 8 * GIB)
-    growth.measured(seconds, computed, memory)
+    growth.note_call(seconds, computed, memory)
     assert growth.worth(2) == worth
 
 

@@ -33,7 +33,9 @@ class TestCallsMixed(EngineSuite):
     @pytest.fixture
     async def engine(self, model: GenericModel, shapes: Shapes) -> AsyncIterator[Engine]:
         compute = Compute()
-        engine = TransformersEngine(model, compute, TINY, shapes, mix_calls=self.mix_calls)
+        engine = TransformersEngine(
+            model, compute, TINY, shapes, cache_bytes=2 << 30, mix_calls=self.mix_calls
+        )
         yield engine
         await engine.close()
         compute.close()

@@ -79,7 +79,7 @@ async def test_mixed_rows_are_what_peft_computes(family: str, tmp_path: Path) ->
     adapters = {f"run@{number}": random_adapter(shapes, number) for number in (1, 2)}
     compute = Compute()
     model = GenericModel.opened(tmp_path, torch.float32, torch.device("cpu"), shapes)
-    engine = TransformersEngine(model, compute, tmp_path, shapes, mix_calls=True)
+    engine = TransformersEngine(model, compute, tmp_path, shapes, cache_bytes=2 << 30, mix_calls=True)
     for name, adapter in adapters.items():
         await engine.load(name, AdapterSource(adapter.digest(), adapter=adapter))
     generator = np.random.default_rng(3)

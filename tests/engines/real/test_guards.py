@@ -237,7 +237,7 @@ async def test_aborted_group_leaves_nothing_running_or_loaded(
     assert set(finishes) <= {"abort", "length"} and len(finishes) == 16
     async with asyncio.timeout(10):
         await engine.unload("run@1")
-    await the(server).quiet()
+    await the(server).wait_until_quiet()
 
 
 @pytest.mark.long

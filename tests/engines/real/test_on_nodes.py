@@ -53,6 +53,6 @@ async def test_a_server_reads_its_nodes_copy(engine: Engine, server: RemoteEngin
     engine.on_return(check)
     old = psutil.Process(one.process.pid)
     os.kill(old.pid, signal.SIGKILL)
-    await one.suspected()
+    await one.confirm_gone()
     assert np.abs(await engine.score("run@1", CANARY) - before).max() < 1e-4
     assert len(seen) == 1 and np.abs(seen[0] - before).max() < 1e-4 and not old.is_running()

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.json import encode
 from msgspec.structs import replace
 
 import lorad.box.gpus
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices
 from lorad.daemon.gpu.devices import Device, lock_file
-from lorad.daemon.gpu.lock_notes import Holder, write_note
+from lorad.daemon.gpu.lock_notes import Holder, Notes, put
 from lorad.daemon.process.users import Caller
 
 
@@ -154,5 +153,5 @@ def note(**changed: Any) -> Holder:
 
 
 def leave(path: Path, holder: Holder) -> Path:
-    write_note(path, encode(holder))
+    put(Notes(), path, holder)
     return path

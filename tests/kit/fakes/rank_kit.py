@@ -33,7 +33,11 @@ REFUSED_ALPHA = 13.0  # by the last rank alone
 
 def open_body(settings: BodySettings) -> Body:
     if "colour" in settings.args:
-        raise SpecError("trainer.backend_args: colour is none of this backend's", hint="Leave it out.")
+        raise SpecError(
+            "trainer.backend_args: colour is none of this backend's",
+            hint="Leave it out.",
+            others=[SpecError("nor is any other")],
+        )
     if "attention" in settings.args:
         is_on = torch.backends.cuda.cudnn_sdp_enabled()
         raise SpecError(f"the attention of cuDNN is {'on' if is_on else 'off'} here")

@@ -9,14 +9,14 @@ import pytest
 
 from lorad import errors
 from lorad.client.boxes.entry import BoxEntry
-from lorad.client.boxes.remote import FarDaemon, There
+from lorad.client.boxes.remote import FarDaemon, FarHome
 from lorad.client.transport import Transport
 from lorad.tui import watch
 from tests.kit.tui_world import DEVICE, GIB, Prepared, World, a_run
 
 
 @dataclass(frozen=True)
-class Far(There):
+class Far(FarHome):
     """A box whose daemon has a world; one without a world is refused by ssh."""
 
     world: World | None = None
@@ -57,6 +57,6 @@ def two_boxes(home: Path, directory: Path, patch: pytest.MonkeyPatch) -> World:
     patch.setenv("LORAD_HOME", str(home))
     patch.setattr(watch, "default_home", lambda: home)
     patch.setattr(
-        watch, "there", lambda name, asks: Far(name, BoxEntry(name), asks=asks, world=worlds.get(name))
+        watch, "far_home", lambda name, asks: Far(name, BoxEntry(name), asks=asks, world=worlds.get(name))
     )
     return world

@@ -41,8 +41,8 @@ Walk = Callable[[User], Awaitable[None]]
 class Elsewhere(Transport):
     """The answers of a daemon, whose home is called /srv/lorad in them."""
 
-    def one(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
-        answer = json.dumps(super().one(method, path, body))
+    def ask(self, method: str, path: str, body: msgspec.Struct | None = None) -> Json:
+        answer = json.dumps(super().ask(method, path, body))
         shown: Json = json.loads(answer.replace(str(default_home()), "/srv/lorad"))
         return shown
 

@@ -39,7 +39,7 @@ from lorad.daemon.journal import DaemonJournal
 from lorad.errors import DaemonUnreachable
 from lorad.records.runs import Queued
 from lorad.store.db import Store
-from lorad.store.pools import put_grant, put_node
+from lorad.store.pools import put_cluster_row
 from tests.kit.frozen.pools import DEVICES, GIB, GRANT, NODES, SIGHTS, Asleep, gateway, pools
 from tests.kit.frozen.runs import LONG, NOW
 from tests.kit.frozen.seed import PEOPLE, seed
@@ -91,8 +91,8 @@ def open_context(home: Home, share: float) -> Context:
     )
     ctx.pools.update({pool.id: pool for pool in pools(home)})
     for node in NODES:
-        put_node(ctx.store, node)
-    put_grant(ctx.store, GRANT)
+        put_cluster_row(ctx.store, node)
+    put_cluster_row(ctx.store, GRANT)
     gateway(home)
     ctx.gpus.sights.seen = dict(SIGHTS)
     ctx.gpus.notes.looked_at = float("inf")
@@ -180,7 +180,7 @@ class Daemon(threading.Thread):
     async def answer(self) -> None:
         ctx = open_context(self.home, self.share)
         try:
-            async with daemon.answering(ctx):
+            async with daemon.serve_api(ctx):
                 self.up.set()
                 await self.over.wait()
                 ctx.close()
@@ -202,11 +202,11 @@ class Watched(Transport):
     def cut(self, is_cut: bool) -> None:
         self.state.is_cut = is_cut
 
-    def one(self, method: str, path: str, body: Struct | None = None) -> Json:
+    def ask(self, method: str, path: str, body: Struct | None = None) -> Json:
         self._refuse()
         self._count(1)
         try:
-            return super().one(method, path, body)
+            return super().ask(method, path, body)
         finally:
             self._count(-1)
 

@@ -23,7 +23,7 @@ def ends(directory: Path, template: str, **generation: object) -> list[str]:
     (directory / "generation_config.json").write_text(json.dumps(generation))
     tokenizer = Tokenizer(directory)
     found = [tokenizer.decode([number], skip_special=False) for number in tokenizer.eos_ids]
-    assert tokenizer._renderer is not None and tokenizer._renderer._process is None
+    assert tokenizer._renderer is not None and tokenizer._renderer.process is None
     assert [found[tokenizer.eos_ids.index(number)] for number in tokenizer.late_ends] == found[1:]
     return found
 

@@ -40,7 +40,10 @@ ROWS = {
 
 
 class Seen:
-    """cells: by row, what was seen of each pair."""
+    """What was seen.
+
+    cells: what was seen of each pair of trainer and engine, by row.
+    """
 
     def __init__(self) -> None:
         self.cells: dict[str, dict[str, str]] = defaultdict(dict)

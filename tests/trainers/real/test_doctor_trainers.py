@@ -14,7 +14,7 @@ from lorad.adapters.adapter import AdapterConfig
 from lorad.backends.installed import FOR_GPUS, NEEDED, install_lines, mending_hint
 from lorad.backends.recipes import recipe_of
 from lorad.backends.trainer_probe import WANTED
-from lorad.box.config import Config, backends_of
+from lorad.box.config import Backend, Config, from_plain
 from lorad.children.interpreter import NoInterpreter, installed, look
 from lorad.errors import SpecError
 from lorad.models.facts import read_facts
@@ -123,7 +123,7 @@ def test_the_check_refuses_as_megatron_would(
     made = AutoConfig.for_model(kind, **SMALL, **more)
     AutoModelForCausalLM.from_config(made, dtype=torch.float32).save_pretrained(tmp_path)
     spec = convert({"trainer": {"backend": "megatron"}, "rollout": {"backend": "vllm"}})
-    box = Config(backends=backends_of(configured("megatron")))
+    box = Config(backends=from_plain(configured("megatron"), dict[str, Backend]))
     facts, adapter = read_facts(tmp_path), AdapterConfig(8, 16.0, (Q,))
     if not says:
         assert check_names(spec, facts, adapter, tmp_path, box, "cpu") == []

@@ -272,7 +272,7 @@ def test_ranks_are_watched_from_their_first_beat(
     assert beats.look(0.0) == {}
     for rank in range(2):
         beat_file(tmp_path / "config.json", rank).write_text('{"at": 1, "progress": 1, "doing": ""}')
-    assert (beats.look(1.0), beats.got_on(), beats.got_on()) == ({0: 0.0, 1: 0.0}, True, False)
+    assert (beats.look(1.0), beats.progressed(), beats.progressed()) == ({0: 0.0, 1: 0.0}, True, False)
     os.utime(beat_file(tmp_path / "config.json", 0), ns=(0, 0))
     assert beats.look(200.0) == {0: 0.0, 1: 199.0}
     beats.forgive(200.0)
@@ -337,7 +337,10 @@ async def test_refusal_by_one_rank_ends_the_trainer(tmp_path: Path) -> None:
 async def test_refusal_of_a_setting_passes_through(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="colour is none of this backend's") as refused:
         await started(tmp_path, args={"colour": "red"}, dp=1)
-    assert refused.value.hint == "Leave it out."
+    assert (refused.value.hint, [str(other) for other in refused.value.others]) == (
+        "Leave it out.",
+        ["nor is any other"],
+    )
     assert not (tmp_path / "trainer.json").exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorad.client.client import Client
-from lorad.client.log_lines import level, wanted, words
+from lorad.client.log_lines import has_words, level, words
 from lorad.records.runs import RunDetails
 from lorad.tui.feed import Changes
 from lorad.tui.run.log_lines import LogLines, clean
@@ -269,4 +269,4 @@ def test_level_is_read_from_the_line(line: str, found: str) -> None:
     ],
 )
 def test_line_must_contain_all_filter_words(filter: str, found: bool) -> None:
-    assert wanted("Step 3: a fix", words(filter)) is found
+    assert has_words("Step 3: a fix", words(filter)) is found

@@ -94,15 +94,6 @@ def test_unchanged_words_are_not_marked() -> None:
     assert told == "=the -quick+slow= brown fox"
 
 
-def test_lines_differ_by_whole_lines() -> None:
-    assert text_diff.lines("a: 1\nb: 2\n", "a: 1\nb: 3\nc: 4\n") == [
-        ("=", "a: 1"),
-        ("-", "b: 2"),
-        ("+", "b: 3"),
-        ("+", "c: 4"),
-    ]
-
-
 @pytest.mark.parametrize("other", ["x ", "ha x "])
 def test_long_unlike_texts_count_as_replaced(other: str) -> None:
     before, after = "ha " * 50_000, other * 40_000 + "!"

@@ -22,7 +22,7 @@ from lorad.daemon.api.verbs import (
     verify,
     versions,
 )
-from lorad.daemon.api.verbs.marks import edit, groups, labels, rename
+from lorad.daemon.api.verbs.marks import edit, groups, labels
 from lorad.records.routes import ROUTES as API
 
 _ANY, _READ, _OWN, _ADMIN = Access
@@ -55,7 +55,7 @@ _ACCESS = {
     control.kill: _OWN,
     labels.label: _OWN,
     edit.edit: _OWN,
-    rename.rename: _OWN,
+    labels.rename: _OWN,
     groups.list_groups: _ANY,
     groups.limit_group: _ANY,
     runs.list_steps: _READ,
@@ -100,4 +100,4 @@ SLOW = {
     *(runs.run, check.check, resume.resume, fork.fork, sweeps.sweep),
     *(aliases.swap, serve.serve, generate.generate),
 }
-"""What may wait for a check, a pool or a gateway: who asks is told what is being done, see `lines.py`."""
+"""The handlers that may wait for a check, a pool or a gateway; `lines.py` answers with what is being done."""

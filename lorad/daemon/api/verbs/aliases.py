@@ -24,32 +24,28 @@ from lorad.store.versions import get_version, held_versions
 
 
 async def list_aliases(ctx: Context, call: Call) -> list[ServedAlias]:
-    """List all aliases, what they serve, and what their gateway says of requests for them."""
+    """List the aliases that the caller may see, what they serve, and the requests that their gateway had."""
     rows = seen_aliases(ctx, call.caller)
-    owners = [of_alias(row).owner_uid for row in rows]
-    names = {uid: user_name(uid) for uid in {*owners}}
-    version_of = {(version.run, version.version): version for version in held_versions(ctx.store)}
+    names = {uid: user_name(uid) for uid in {row.owner_uid for row in rows}}
+    served = {version.name: version for version in held_versions(ctx.store)}
     traffic = await traffic_of(ctx, rows)
     before = {alias: f"{run}@{version}" for alias, (run, version) in aliases.rollbacks(ctx.store).items()}
     return [
         of_row(
             ServedAlias,
             row,
-            owner=names[uid],
-            step=None if (version := version_of.get((row.run, row.version))) is None else version.step,
+            owner=names[row.owner_uid],
+            step=None if (version := served.get(row.serves)) is None else version.step,
             traffic=traffic[row.alias],
             previous=before.get(row.alias),
             loaded=version is not None and is_loaded(ctx, version),
         )
-        for row, uid in zip(rows, owners, strict=True)
+        for row in rows
     ]
 
 
 async def list_moves(ctx: Context, call: Call) -> list[AliasMove]:
-    """List who moved an alias, when, and to what, newest first; also of a removed one.
-
-    Raises NotFound if it never existed.
-    """
+    """List who moved an alias, when, and to what, newest first. Raises NotFound if it never existed."""
     alias = call.request.match_info["alias"]
     moves = seen_by_run(ctx, call.caller, await ctx.read(aliases.moves, alias))
     if not moves and find_alias(ctx, call.caller, alias) is None:
@@ -61,7 +57,7 @@ async def swap(ctx: Context, call: Call) -> Swapped:
     """Load, attest and keep a version, then move the alias to it in one transaction.
 
     Raises NotFound, SpecError, Conflict, IntegrityError, AdapterRefused, AttestationFailed, PoolLost: then
-    the alias serves what it served. Swaps of one alias go one after another.
+    the alias serves the version from before. Swaps of one alias go one after another.
     """
     body = call.json(SwapRequest)
     alias = call.request.match_info["alias"]
@@ -89,11 +85,9 @@ async def swap(ctx: Context, call: Call) -> Swapped:
                     attestation = await load(ctx, pool, version, keep=True)
                 row = move(ctx, alias, version, by=call.caller)
             except LoradError as error:
-                kept = (
-                    f"alias {alias} still serves {before.serves}" if before else f"alias {alias} was not made"
-                )
-                raise type(error)(f"{kept}: {error.message}", hint=error.hint) from error
-        publish(ctx, alias)
+                state = f"still serves {before.serves}" if before else "was not made"
+                raise type(error)(f"alias {alias} {state}: {error.message}", hint=error.hint) from error
+        publish_move(ctx, alias)
     seconds = time.monotonic() - started
     return of_row(
         Swapped,
@@ -107,36 +101,32 @@ async def swap(ctx: Context, call: Call) -> Swapped:
 
 
 def move(ctx: Context, alias: str, version: VersionRow, *, by: Caller) -> Alias:
-    """Move the alias, with its log and event: all or none. Nothing happens where it serves that version.
-
-    Raises NotFound for a version that was removed meanwhile.
-    """
-    run = version.run
-    number = version.version
-    if alias in get_version(ctx.store, run, number).aliases:
+    """Move the alias to a version, unless it serves that already. Raises NotFound for a removed version."""
+    if alias in get_version(ctx.store, version.run, version.version).aliases:
         return aliases.get(ctx.store, alias)
-    return aliases.move(ctx.store, alias, run, number, by=by.name, uid=by.uid)
+    return aliases.move(ctx.store, alias, version.run, version.version, by=by.name, uid=by.uid)
 
 
-def publish(ctx: Context, alias: str) -> None:
-    """Make the gateway serve new requests with the new version; `serving/keep_loaded.py` unloads the one
-    before.
-    """
+def publish(ctx: Context) -> None:
+    """Make the gateways and pools serve what the database says now. Raises StorageError."""
     ctx.serving.served += 1
     ctx.loop.poke()
+    write_table(ctx)
+
+
+def publish_move(ctx: Context, alias: str) -> None:
+    """Make the gateway serve new requests with the new version. Raises StorageError."""
     try:
-        write_table(ctx)
+        publish(ctx)
     except StorageError as error:
         message = f"alias {alias} has moved, but the gateway does not know yet: {error.message}"
         raise StorageError(message, hint="It learns of it as soon as the disk can be written.") from error
 
 
 async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
-    """End an alias; its version stays until nothing else needs it.
+    """End an alias. Who made it may, and so may the owner of the run that it serves, whose files it keeps.
 
     Raises NotFound, StorageError (the gateway has not heard of it yet), NotAllowed.
-
-    Whoever made the alias may end it, and so may the owner of the run that it serves: it keeps their files.
     """
     alias = call.request.match_info["alias"]
     async with ctx.serving.moving[alias]:
@@ -147,7 +137,5 @@ async def remove_alias(ctx: Context, call: Call) -> RemovedAlias:
             must_own(ctx, call.caller, of_alias(row))
         with ctx.store.write():
             aliases.remove(ctx.store, alias, by=call.caller.name)
-    ctx.serving.served += 1
-    ctx.loop.poke()
-    write_table(ctx)
+    publish(ctx)
     return RemovedAlias(alias)

@@ -1,6 +1,4 @@
-"""Describe and end the daemon, and look at this machine: its devices, the database, left processes, who used
-how much.
-"""
+"""Describe and end the daemon, and look at this machine: devices, database, orphans and the bill."""
 
 import asyncio
 import contextlib
@@ -25,19 +23,19 @@ from lorad.daemon.access import (
 )
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.metrics import CONTENT_TYPE, exposition
+from lorad.daemon.api.views import of_row
 from lorad.daemon.bill.answer import KEYS, bill_of
 from lorad.daemon.bill.take_in import take_in_all
 from lorad.daemon.context import Context
 from lorad.daemon.gpu import devices, lock_notes
-from lorad.daemon.gpu.lock_notes import Holder
 from lorad.daemon.gpu.occupancy import Sight
 from lorad.daemon.pools.life import end_pools, timeout_of
 from lorad.daemon.pools.watch_gpus import look, sight_of_cpu
 from lorad.daemon.process.orphans import find_orphans
 from lorad.daemon.queue.device_holders import holder_of_pool
-from lorad.daemon.queue.foresee import forecasts_lately
-from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, runs_on
-from lorad.daemon.record.rows_and_disk import of_home
+from lorad.daemon.queue.forecast import forecasts_lately
+from lorad.daemon.queue.set_aside import holder_of, keep_set_aside, lasts, snapshot_of
+from lorad.daemon.record.rows_and_disk import take_census
 from lorad.daemon.runs.take_in import size_of
 from lorad.daemon.services.door import DOOR
 from lorad.daemon.services.gateway import GATEWAY, gateway_address
@@ -82,10 +80,7 @@ async def show_status(ctx: Context, call: Call) -> Status:
 
 
 async def shutdown(ctx: Context, call: Call) -> Shutdown:
-    """End the daemon.
-
-    Runs, gateway and pools continue unless they are to end as well; the next daemon adopts them.
-    """
+    """End the daemon. Runs, gateway and pools continue unless they are to end as well."""
     body = call.json(ShutdownRequest)
     async with ctx.requests.parting:
         ctx.close()  # from here on nothing starts another pool
@@ -109,9 +104,7 @@ async def shutdown(ctx: Context, call: Call) -> Shutdown:
 
 
 async def list_devices(ctx: Context, call: Call) -> list[Device]:
-    """List the devices of this machine, who holds them and why, and who else is there; then those of nodes
-    that pools have.
-    """
+    """List the devices of this machine, who holds and who uses them; then the devices of nodes."""
     look(ctx)
     if ctx.gpus.sights.since is not None:
         with contextlib.suppress(TimeoutError):
@@ -122,13 +115,10 @@ async def list_devices(ctx: Context, call: Call) -> list[Device]:
     on_nodes = []  # nobody measures these here
     for pool in ctx.pools.values():
         if pool.nodes and pool.process.is_up:
-            lease = _lease_of(holder_of_pool(ctx, pool, reader(ctx, call.caller)))
+            holder = holder_of_pool(ctx, pool, reader(ctx, call.caller))
+            lease = of_row(Lease, holder, pool=holder.pool or None, free_after=holder.idle_timeout)
             on_nodes += [Device(name, pool=lease.pool, lease=lease) for name in pool.holds]
     return own + sorted(on_nodes, key=lambda device: device.device)
-
-
-def _lease_of(holder: Holder) -> Lease:
-    return Lease(holder.pool or None, holder.uid, holder.user, holder.why, holder.since, holder.idle_timeout)
 
 
 def _device_view(
@@ -143,7 +133,7 @@ def _device_view(
     cpu: what was measured just now of a machine without GPUs.
     past: samples of the last hour.
     """
-    sight = cpu or ctx.gpus.sights.seen.get(device.uuid)
+    sight = cpu or ctx.gpus.sights.seen.get(device.uuid, Sight(0.0))
     who = reader(ctx, call.caller)
     up = [pool for pool in ctx.pools.values() if pool.process.is_up and device.name in pool.names]
     own_pools = [pool for pool in up if who.sees(pool.setup.owner)]
@@ -152,80 +142,76 @@ def _device_view(
     if setup is not None and setup.rollout_devices:
         part = "servers" if device.name in setup.server_names else "trainer"
     holder = holder_of_pool(ctx, up[0], who) if up else lock_notes.holder_of(device)
+    lease = None
+    if holder is not None:
+        lease = of_row(Lease, holder, pool=holder.pool or None, free_after=holder.idle_timeout)
+    programs = [DeviceProcess(use.pid, use.user, use.name, use.memory, use.ours) for use in sight.processes]
     aside = ctx.gpus.set_aside.get(device.name)
     reservation = None
-    if (row := _reserved(ctx, device)) is not None:
-        reservation = Reservation(
-            user=row.owner,
-            why=row.why,
-            since=row.began_at,
-            until=row.until,
-            seconds=row.seconds,
-            urgent=row.urgent,
-            holder=holder_of(ctx, device, who) if row.began_at is None else "",
-        )
+    if (row := _reservation_of(ctx, device)) is not None:
+        present = holder_of(ctx, device, who) if row.began_at is None else ""
+        reservation = of_row(Reservation, row, user=row.owner, since=row.began_at, holder=present)
     return Device(
         device=device.name,
         name=device.label,
         memory_total=device.memory_total,
-        memory_used=sight.memory_used if sight else 0,
-        utilization=sight.utilization if sight else None,
+        memory_used=sight.memory_used,
+        utilization=sight.utilization,
         pool=own_pools[0].id if own_pools else None,
         part=part,
-        lease=None if holder is None else _lease_of(holder),
-        processes=[
-            DeviceProcess(one.pid, one.user, one.name, one.memory, one.ours)
-            for one in (sight.processes if sight else ())
-        ],
+        lease=lease,
+        processes=programs,
         quiet_until=aside.quiet_until if aside else None,
         reservation=reservation,
-        power=sight.power if sight else None,
-        temperature=sight.temperature if sight else None,
+        power=sight.power,
+        temperature=sight.temperature,
         history=[*past],
     )
 
 
 async def reserve_device(ctx: Context, call: Call) -> Device:
-    """Keep a device from lorad, from when it is free. The one who reserved it may do so anew, and keeps its
-    time where they give none.
+    """Keep a device from lorad, from when it is free. Who reserved it may do so anew, by default for the time
+    that it has.
 
     Raises NotFound, SpecError for a time that is over, Conflict where somebody else reserved it, and
     NotAllowed for a longer time than a user may have, or where runs of others would have to stop.
     """
     body = call.json(ReserveRequest)
-    device = _named(ctx, call)
+    device = _find_device(ctx, call)
     caller = call.caller
     now = ctx.queue.clock()
     if body.until is not None and (body.until <= now or body.seconds is not None):
         hint = "Give a time to come, or how long from when the device is free; not both."
         raise SpecError(f"{device.name} cannot be reserved until {moment(body.until)}", hint=hint)
-    before = _reserved(ctx, device)
+    before = _reservation_of(ctx, device)
     if before is not None and before.owner_uid != caller.uid:
         hint = f"Ask {before.owner}, or wait."
         raise Conflict(f"{device.name} is reserved by {before.owner}{lasts(before)}", hint=hint)
     if body.now:
-        must_own(ctx, caller, *(of_run(ctx, caller, run) for run in runs_on(ctx, device)))
-    row = ReservationRow(
-        device=device.key,
-        owner=caller.name,
-        owner_uid=caller.uid,
-        why=one_line(body.why),
-        made_at=now,
-        seconds=body.seconds,
-        until=body.until,
-        urgent=body.now,
-    )
+        snapshot = snapshot_of(ctx)
+        tenants = [run for pool in snapshot.pools_on((device,)) for run in snapshot.tenants_of(pool)]
+        must_own(ctx, caller, *(of_run(ctx, caller, run) for run in tenants))
+    why = one_line(body.why)
     if before is not None and body.seconds is None and body.until is None:
-        row = replace(before, urgent=body.now, why=row.why or before.why)
+        row = replace(before, urgent=body.now, why=why or before.why)
     else:
         seconds = body.until - now if body.until is not None else body.seconds
         most = ctx.config.queue.limit_of(caller.name).reserve
-        is_long = most is not None and (seconds is None or seconds > most)
-        if most is not None and is_long and not is_admin(ctx, caller):
+        if most is not None and (seconds is None or seconds > most) and not is_admin(ctx, caller):
             length = "for ever" if seconds is None else f"for {duration(seconds)}"
             hint = f"Give --for, {duration(most)} at most, or ask an admin ({admins(ctx)})"
             hint += ": queue.limits.reserve."
             raise NotAllowed(f"{caller.name} may not reserve a device {length}", hint=hint)
+        row = ReservationRow(
+            device=device.key,
+            owner=caller.name,
+            owner_uid=caller.uid,
+            why=why,
+            made_at=now,
+            seconds=body.seconds,
+            until=body.until,
+            urgent=body.now,
+        )
     pools.reserve(ctx.store, row, device.name)
     keep_set_aside(ctx)
     ctx.loop.poke()
@@ -234,8 +220,8 @@ async def reserve_device(ctx: Context, call: Call) -> Device:
 
 async def release_device(ctx: Context, call: Call) -> Device:
     """Let lorad use a device again. Raises NotFound, Conflict where nobody reserved it, and NotAllowed."""
-    device = _named(ctx, call)
-    row = _reserved(ctx, device)
+    device = _find_device(ctx, call)
+    row = _reservation_of(ctx, device)
     if row is None:
         raise Conflict(f"{device.name} is not reserved", hint="`lorad devices` shows what is.")
     must_own(ctx, call.caller, Subject(f"the reservation of {device.name}", row.owner_uid))
@@ -245,7 +231,7 @@ async def release_device(ctx: Context, call: Call) -> Device:
     return _device_view(ctx, call, device)
 
 
-def _named(ctx: Context, call: Call) -> devices.Device:
+def _find_device(ctx: Context, call: Call) -> devices.Device:
     """Find a device by its name, its number or its UUID. Raises NotFound."""
     name = call.request.match_info["device"]
     for device in ctx.gpus.devices:
@@ -255,17 +241,13 @@ def _named(ctx: Context, call: Call) -> devices.Device:
     raise NotFound(f"this machine has no device {name}", hint=f"It has {names}.")
 
 
-def _reserved(ctx: Context, device: devices.Device) -> ReservationRow | None:
-    """Find who reserved a device, if anybody did."""
+def _reservation_of(ctx: Context, device: devices.Device) -> ReservationRow | None:
     return next((row for row in pools.reservations(ctx.store) if row.device == device.key), None)
 
 
 async def check_database(ctx: Context, call: Call) -> Census:
-    """Check whether the database is whole and whether the files that it names are on disk.
-
-    All of it is read, on a connection of its own.
-    """
-    return await asyncio.to_thread(of_home, ctx.home, ctx.runs_root)
+    """Check whether the database is whole, and whether the files that it names are on disk."""
+    return await asyncio.to_thread(take_census, ctx.home, ctx.runs_root)
 
 
 async def list_orphans(ctx: Context, call: Call) -> list[Orphan]:
@@ -274,8 +256,8 @@ async def list_orphans(ctx: Context, call: Call) -> list[Orphan]:
 
 
 async def show_metrics(ctx: Context, call: Call) -> web.Response:
-    """Answer what Prometheus reads: see `lorad/daemon/api/metrics.py`. Raises NotAllowed for users who do not
-    see what belongs to others: the figures are sums over all.
+    """Answer what Prometheus reads, see `lorad/daemon/api/metrics.py`. Raises NotAllowed for users who do not
+    see the runs of others, as the figures are sums over all.
     """
     if not sees_all(ctx, call.caller):
         must_be_admin(ctx, call.caller)
@@ -287,13 +269,7 @@ async def show_bill(ctx: Context, call: Call) -> Bill:
     by = next((key for key in KEYS if key == (call.text("by") or "run")), None)
     if by is None:
         raise SpecError(f"a bill by {call.text('by')}", hint=f"It is by one of: {', '.join(KEYS)}.")
-    since, until = (call.number(key, -1) for key in ("since", "until"))
+    times = {key: call.number(key, -1) for key in ("since", "until")}
+    period: dict[str, float] = {key: at for key, at in times.items() if at >= 0}
     await take_in_all(ctx)
-    return await bill_of(
-        ctx,
-        call.caller,
-        by,
-        user=call.text("user"),
-        since=None if since < 0 else since,
-        until=None if until < 0 else until,
-    )
+    return await bill_of(ctx, call.caller, by, user=call.text("user"), **period)

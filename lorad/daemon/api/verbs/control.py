@@ -1,9 +1,9 @@
 """End runs, pause them, and delete those that are over."""
 
 import asyncio
-import logging
 import time
 from pathlib import Path
+from typing import Literal
 
 from lorad.daemon.access import must_own_name, of_run
 from lorad.daemon.api.call import Call
@@ -30,9 +30,8 @@ async def pause(ctx: Context, call: Call) -> Run:
         raise Conflict(f"run {call.run} is paused already", hint=f"`lorad resume {call.run}` continues.")
     if run.state == RunState.STOPPING:
         if run.wanted != "pause":
-            raise Conflict(
-                f"run {call.run} is being ended ({run.wanted})", hint="Resume it when it has ended."
-            )
+            message = f"run {call.run} is being ended ({run.wanted})"
+            raise Conflict(message, hint="Resume it when it has ended.")
         runs.set_fields(ctx.store, call.run, preempted=None, yielded=None)  # the run stays paused
     elif run.state == RunState.QUEUED:
         runs.move(ctx.store, call.run, Move.PAUSE, by=call.caller.name)
@@ -46,26 +45,29 @@ async def pause(ctx: Context, call: Call) -> Run:
 
 async def stop(ctx: Context, call: Call) -> Run:
     """Let a run finish its step, write a checkpoint and end. Raises Conflict when it has ended."""
+    return _end(ctx, call, "stop", EndReason.STOPPED)
+
+
+async def kill(ctx: Context, call: Call) -> Run:
+    """End a run at once; what it did since its last checkpoint is lost. Raises Conflict when it has ended."""
+    return _end(ctx, call, "kill", EndReason.KILLED)
+
+
+def _end(ctx: Context, call: Call, how: Literal["stop", "kill"], reason: EndReason) -> Run:
+    """End a run that waits, and ask one that works to end."""
     run = runs.get(ctx.store, call.run)
     _refuse_ended(run)
     who = call.caller.name
     if run.state in (RunState.QUEUED, RunState.PAUSED):
-        runs.move(
-            ctx.store,
-            call.run,
-            Move.END,
-            reason=EndReason.STOPPED,
-            detail=f"stopped while {run.state}",
-            by=who,
-        )
-    elif run.state != RunState.STOPPING:
+        detail = f"{reason} while {run.state}"
+        runs.move(ctx.store, run.name, Move.END, reason=reason, detail=detail, by=who)
+    elif how == "kill" or run.state != RunState.STOPPING or run.wanted == "pause":
         with ctx.store.write():
-            runs.move(ctx.store, call.run, Move.STOP, detail="stop", by=who)
-            runs.set_fields(ctx.store, call.run, wanted="stop")
-    elif run.wanted == "pause":
-        runs.set_fields(ctx.store, call.run, wanted="stop", preempted=None, yielded=None)
+            if run.state != RunState.STOPPING:
+                runs.move(ctx.store, run.name, Move.STOP, detail=how, by=who)
+            runs.set_fields(ctx.store, run.name, wanted=how, preempted=None, yielded=None)
     ctx.loop.poke()
-    return run_view(ctx, runs.get(ctx.store, call.run))
+    return run_view(ctx, runs.get(ctx.store, run.name))
 
 
 def _refuse_ended(run: RunRow) -> None:
@@ -74,59 +76,29 @@ def _refuse_ended(run: RunRow) -> None:
         raise Conflict(f"run {run.name} has ended already ({run.reason})", hint=hint)
 
 
-async def kill(ctx: Context, call: Call) -> Run:
-    """End a run at once; what it did since its last checkpoint is lost. Raises Conflict when it has ended."""
-    run = runs.get(ctx.store, call.run)
-    _refuse_ended(run)
-    who = call.caller.name
-    if run.state in (RunState.QUEUED, RunState.PAUSED):
-        runs.move(
-            ctx.store, call.run, Move.END, reason=EndReason.KILLED, detail=f"killed while {run.state}", by=who
-        )
-    else:
-        with ctx.store.write():
-            if run.state != RunState.STOPPING:
-                runs.move(ctx.store, call.run, Move.STOP, detail="kill", by=who)
-            runs.set_fields(ctx.store, call.run, wanted="kill", preempted=None, yielded=None)
-    ctx.loop.poke()
-    return run_view(ctx, runs.get(ctx.store, call.run))
-
-
-log = logging.getLogger("lorad.daemon")
-
-
 async def remove(ctx: Context, call: Call) -> Removed:
-    """Delete a run that is over, with everything that it wrote.
-
-    Raises Conflict while it works or is queued, or an alias serves one of its versions.
-    """
-    _refuse_at_work(runs.get(ctx.store, call.run))
-    await removed(ctx, call.run, call.caller.name)
+    """Delete a run with everything that it wrote. Raises Conflict while it is not over, or is served."""
+    await remove_run(ctx, call.run, call.caller.name)
     return Removed(call.run)
 
 
 def replaceable(ctx: Context, caller: Caller, name: str) -> RunRow | None:
-    """Find the run of this name that may be removed for another one; None where there is none.
+    """Find the run of this name, which another is to replace; None where there is none.
 
     Raises Conflict while it works, or a version of it is aliased or pinned, and NotAllowed.
     """
     if (run := runs.find(ctx.store, name)) is None:
         return None
     must_own_name(ctx, caller, name, of_run(ctx, caller, run))
-    _refuse_at_work(run)
+    if not RunState(run.state).is_over:
+        hint = f"`lorad stop {run.name}` or `lorad kill` first."
+        raise Conflict(f"run {run.name} is {run.state}", hint=hint)
     runs.refuse_held(ctx.store, name)
     return run
 
 
-def _refuse_at_work(run: RunRow) -> None:
-    if not RunState(run.state).is_over:
-        raise Conflict(
-            f"run {run.name} is {run.state}", hint=f"`lorad stop {run.name}` or `lorad kill` first."
-        )
-
-
-async def removed(ctx: Context, name: str, by: str) -> None:
-    """Delete a run that is over, with everything that it wrote. Raises Conflict where it may not go."""
+async def remove_run(ctx: Context, name: str, by: str) -> None:
+    """Delete a run that is over with everything that it wrote. Raises Conflict where it may not go."""
     doomed = forget(ctx, name, Path(runs.get(ctx.store, name).directory), by)
     ctx.loop.poke()
     await asyncio.to_thread(remove_tree, doomed)

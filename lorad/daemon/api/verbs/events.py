@@ -1,6 +1,4 @@
-"""Events as they happen, one JSON object a line, until the reader or the daemon goes; or the last ones, at
-once.
-"""
+"""Stream events as they happen, one JSON object a line, or answer with the last ones at once."""
 
 import asyncio
 import time
@@ -20,9 +18,8 @@ _MOST = 1000  # events that `last` may ask for
 
 
 async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Event]:
-    """Stream the events after `after`, or answer with the newest `last` of them.
-
-    `after=-1` streams only new events. An `idle` line shows the reader that the connection is up.
+    """Stream the events after `after` (-1: only new ones), or answer with the newest `last` of them. An
+    `idle` line shows the reader that the connection is up.
     """
     run = call.text("run")
     after = call.number("after", 0)
@@ -38,18 +35,15 @@ async def read_events(ctx: Context, call: Call) -> web.StreamResponse | list[Eve
     try:
         while not ctx.loop.closing:
             cursor = await _send(ctx, call.caller, response, cursor, run)
-    except (ConnectionError, OSError):
-        pass  # the reader went, or was dropped: it did not read
+    except OSError:
+        pass  # the reader went, or was dropped as it did not read
     return response
 
 
 async def _send(
     ctx: Context, caller: Caller, response: web.StreamResponse, cursor: int, run: str | None
 ) -> int:
-    """Send some new events, or one `idle` line after a while, and return the new cursor.
-
-    Waits for a slow reader.
-    """
+    """Send some new events, or one `idle` line after a while, and return the new cursor."""
     until = time.monotonic() + IDLE_SECONDS
     rung = ctx.loop.bell
     while not (lines := ctx.tail.after(cursor, run)):

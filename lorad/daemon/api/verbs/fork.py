@@ -1,7 +1,6 @@
-"""A new run that begins where a version of another one is: with its weights and, from a checkpoint, Adam's
-moments.
-"""
+"""Queue a run that begins with the weights of a version and, from a checkpoint, with Adam's moments."""
 
+import itertools
 import os
 import uuid
 from pathlib import Path
@@ -13,8 +12,8 @@ from msgspec.structs import replace
 from lorad.adapters.directory import MANIFEST, TEMPORARY, discard, read_manifest, verify
 from lorad.box.paths import RunDir
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.resume import fitted
-from lorad.daemon.api.views import extended, run_view, spec_at
+from lorad.daemon.api.verbs.resume import fit_lora_type
+from lorad.daemon.api.views import extend, run_view, spec_at
 from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.as_user import as_user
@@ -33,7 +32,7 @@ from lorad.files import fsync
 from lorad.records.requests import ForkRequest
 from lorad.records.runs import Forked
 from lorad.spec.model import Spec
-from lorad.spec.text import merged, overridden, override
+from lorad.spec.text import key_of_override, merged, override
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow, VersionRow
@@ -70,37 +69,34 @@ async def fork(ctx: Context, call: Call) -> Forked:
     body = replace(body, fresh=body.fresh or bool(anew))
     if body.fresh:
         await await_files(ctx, version)
-    start = _begun(ctx, parent, version, body.fresh)
-    spec = await in_thread(ctx, call.caller.uid, _respecified, parent, body, start)
+    start = _find_start(ctx, parent, version, body.fresh)
+    spec = await in_thread(ctx, call.caller.uid, _make_spec, parent, body, start)
     name = msgspec.json.encode(body.name or spec.name or _free_name(ctx, parent.name)).decode()
     spec = await in_thread(ctx, call.caller.uid, override, spec, [f"name={name}"])
     refuse_used(ctx, spec)
     refuse_priority(ctx, call.caller, spec)
     with in_hand(ctx, version):
-        staged = await taken(ctx, start, spec, (parent.owner_uid, call.caller.uid))
+        staged = await copy_start(ctx, start, spec, (parent.owner_uid, call.caller.uid))
     kl: Staged | None = None
     try:
-        keys = {overridden(text) for text in body.overrides}
+        keys = {key_of_override(text) for text in body.overrides}
         has_own = spec.algorithm.kl.reference in (None, "start")  # `start` is each run's own
         inherits = not has_own and keys.isdisjoint({"algorithm", "algorithm.kl", "algorithm.kl.reference"})
         begins = Begins(staged, parent, request_before.reference if inherits else None)
         kl = await reference.staged(ctx, call.caller, spec, request_before.cwd, begins)
         request_before = replace(request_before, overrides=merged(request_before.overrides, body.overrides))
-        request, spec = await _looked_at(ctx, call.caller.uid, request_before, spec, body, staged, kl)
+        request, spec = await _prepare_request(ctx, call.caller.uid, request_before, spec, body, staged, kl)
         refuse_used(ctx, spec)
-        row = _settled(ctx, call, spec, request, (start, staged, text), kl)
+        row = _create(ctx, call, spec, request, (start, staged, text), kl)
     finally:
         discard(staged)
         reference.clear(kl)
     ctx.loop.poke()
-    return extended(Forked, run_view(ctx, row), warnings=[*anew, *request.facts.warnings])
+    return extend(Forked, run_view(ctx, row), warnings=[*anew, *request.facts.warnings])
 
 
 def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
-    """Say that Adam starts from zero where the fork minimises another kind of loss; nothing where not.
-
-    Raises SpecError.
-    """
+    """Say that Adam starts from zero if the fork minimises another kind of loss. Raises SpecError."""
     before = spec_of(parent)
     algorithm = override(before, body.overrides).algorithm
     if body.fresh or algorithm.kind == before.algorithm.kind:
@@ -108,42 +104,35 @@ def _other_kind(parent: RunRow, body: ForkRequest) -> list[str]:
     return [f"only weights are taken: Adam's moments are of {before.algorithm.name}, not of {algorithm.name}"]
 
 
-def _begun(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _ForkStart:
-    """Find the newest checkpoint that holds `version`.
-
-    Raises NotFound, which lists the versions that have one.
-    """
-    origin = f"{version.run}@{version.version}"
+def _find_start(ctx: Context, parent: RunRow, version: VersionRow, fresh: bool) -> _ForkStart:
+    """Find the newest checkpoint that holds `version`. Raises NotFound, which lists the versions with one."""
     if fresh:
-        return _ForkStart(origin, Path(version.path), version.step)
+        return _ForkStart(version.name, Path(version.path), version.step)
     present = [row for row in checkpoints(ctx.store, parent.name) if has_files(row.path)]
     holding = [row for row in present if row.version == version.version]
     if not holding:
         names = ", ".join(f"{row.run}@{row.version}" for row in present)
         says = f"These have one: {names}. " if names else f"No version of {parent.name} has one. "
         raise NotFound(
-            f"no checkpoint holds {origin}, so its optimizer's state is gone",
+            f"no checkpoint holds {version.name}, so its optimizer's state is gone",
             hint=f"{says}With --fresh only the weights are taken, and Adam starts from zero.",
         )
     trained = spec_at(parent.dir.attempt(holding[-1].attempt))
-    return _ForkStart(origin, Path(holding[-1].path), holding[-1].step, trained)
+    return _ForkStart(version.name, Path(holding[-1].path), holding[-1].step, trained)
 
 
-def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
+def _make_spec(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
     """Make the fork's spec of the parent's, without a name unless one is set.
 
-    Raises SpecError for overrides of what defines the adapter.
+    Raises SpecError for overrides that change what defines the adapter.
     """
     before = spec_of(parent)
-    for text in body.overrides:  # one that says what the adapter is will do
-        key = overridden(text)
+    for text in body.overrides:
+        key = key_of_override(text)
         is_of_lora = key.partition(".")[0] == "lora" and key not in _FREE
         if (is_of_lora or key in ("model", "model.path")) and override(before, [text]) != before:
-            raise SpecError(
-                f"override {text}: {key} is part of what the adapter is, and a fork continues with the "
-                "existing one",
-                hint="Leave it out, or start a new run with it.",
-            )
+            why = f"{key} is part of what the adapter is, and a fork continues with the existing one"
+            raise SpecError(f"override {text}: {why}", hint="Leave it out, or start a new run with it.")
     before = replace(before, name=None, lora=replace(before.lora, adapter_path=None))
     rate = request_of(parent).facts.rate
     if rate is not None and before.trainer.lr == rate.lr:  # what fits another algorithm is another rate
@@ -160,29 +149,28 @@ def _respecified(parent: RunRow, body: ForkRequest, start: _ForkStart) -> Spec:
             hint = "Leave it out, or --fresh takes the policy's weights alone and begins with a new critic."
             problem = f"the critic that the fork takes along has rank {rank or before.lora.rank}"
             raise SpecError(problem, key="algorithm.critic.rank", hint=hint)
-        spec = fitted(spec, body.overrides, start.trained)
+        spec = fit_lora_type(spec, body.overrides, start.trained)
     return spec
 
 
 def _free_name(ctx: Context, parent: str) -> str:
     """Choose a name that is free: `sorter-fork`, `sorter-fork-2`, …"""
-    number = 1
-    suffix = "-fork"
-    while True:
+    for number in itertools.count(1):
+        suffix = "-fork" if number == 1 else f"-fork-{number}"
         name = parent[: _NAME_LENGTH - len(suffix)] + suffix
         if not runs.exists(ctx.store, name) and not (ctx.runs_root / name).exists():
-            return name
-        number += 1
-        suffix = f"-fork-{number}"
+            break
+    return name
 
 
-async def taken(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, int]) -> Path:
-    """Copy what the fork begins with, verified, into a directory of its own that nothing deletes from.
+async def copy_start(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, int]) -> Path:
+    """Copy what the fork begins with, verified, into a directory of its own that nothing deletes from. Where
+    one user owns both runs the files, which never change, are linked instead, without an await in which
+    `prune` could delete them.
 
     uids: the owners of both runs.
 
-    The files of a checkpoint never change: where one user owns both runs, hard links share them. They are
-    made without an await, so that `prune` cannot come between. Raises NotFound, IntegrityError, StorageError.
+    Raises NotFound, IntegrityError, StorageError.
     """
     staged = ctx.runs_root / f"{TEMPORARY}{spec.name}-{uuid.uuid4().hex[:12]}"
     owner, caller = map(ctx.user, uids)
@@ -192,16 +180,14 @@ async def taken(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, in
         staged.mkdir(mode=0o700)
         if caller is not None:
             own_directory(staged, caller)
-        if not (uids[0] == uids[1] and _linked(start.directory, staged, caller)):
-            await in_thread(ctx, uids[1], _copied, start.directory, staged, owner, caller)
+        if not (uids[0] == uids[1] and _link(start.directory, staged, caller)):
+            await in_thread(ctx, uids[1], _copy, start.directory, staged, owner, caller)
         await on_behalf(ctx, uids[1], verify, staged)
     except OSError as error:
         discard(staged)
         where = error.filename or staged
-        hint = (
-            "Free some space, or mend the permissions; a checkpoint may have been deleted just now: try "
-            "again."
-        )
+        hint = "Free some space, or mend the permissions; "
+        hint += "a checkpoint may have been deleted just now: try again."
         raise StorageError(f"{where}: {error.strerror}", hint=hint) from error
     except LoradError:
         discard(staged)
@@ -209,10 +195,8 @@ async def taken(ctx: Context, start: _ForkStart, spec: Spec, uids: tuple[int, in
     return staged
 
 
-def _linked(source: Path, target: Path, user: User | None) -> bool:
-    """Link the files of a version into a new directory; False, with nothing in it, where the file system
-    cannot do that.
-    """
+def _link(source: Path, target: Path, user: User | None) -> bool:
+    """Link the files of a version into a new directory, or leave it empty and return False if that fails."""
     with as_user(user):
         try:
             for name in (*read_manifest(source).files, MANIFEST):
@@ -230,19 +214,16 @@ def _linked(source: Path, target: Path, user: User | None) -> bool:
     return True
 
 
-def _copied(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
+def _copy(source: Path, target: Path, owner: User | None, reader: User | None) -> None:
     with as_user(owner):
         names = (*read_manifest(source).files, MANIFEST)
     files_into(source, target, names, owner, reader)
 
 
-async def _looked_at(
+async def _prepare_request(
     ctx: Context, uid: int, before: Request, spec: Spec, body: ForkRequest, staged: Path, kl: Staged | None
 ) -> tuple[Request, Spec]:
-    """Make the request for the fork, after the preflight of a new run with the same weights.
-
-    Raises SpecError.
-    """
+    """Preflight a run with the fork's weights, and return its request and its spec. Raises SpecError."""
     weights = replace(spec, lora=replace(spec.lora, adapter_path=str(staged)))
     facts = await preflight(ctx, weights, before.cwd, uid, kl and kl.directory)
     reference.refuse_other_model(kl, facts)
@@ -254,7 +235,7 @@ async def _looked_at(
     return replace(before, model_path=facts.model_path, facts=facts), spec
 
 
-def _settled(
+def _create(
     ctx: Context,
     call: Call,
     spec: Spec,
@@ -262,10 +243,7 @@ def _settled(
     origin: tuple[_ForkStart, Path, str],
     kl: Staged | None,
 ) -> RunRow:
-    """Create the run, with its origin in its directory before it exists.
-
-    Never awaits. Raises StorageError.
-    """
+    """Put the origin into the run's directory, and create the run. Raises StorageError, Conflict."""
     start, staged, text = origin
     directory = make_directory(ctx, spec, text, request)
     own = RunDir(directory).origin

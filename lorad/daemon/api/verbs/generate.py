@@ -12,7 +12,7 @@ from lorad.daemon.pool import Pool
 from lorad.daemon.process.doing import doing
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
-from lorad.daemon.serving.asking import PoolQuestion, Said
+from lorad.daemon.serving.asking import AnswerLine, PoolQuestion
 from lorad.daemon.serving.borrow_pool import hold_pool, is_chat, load_of
 from lorad.errors import PoolLost, SpecError, from_wire
 from lorad.records.requests import GenerateRequest
@@ -23,7 +23,7 @@ _LINE_BYTES = 32 << 20  # all completions: a million tokens and their text are l
 
 
 async def generate(ctx: Context, call: Call) -> msgspec.Raw:
-    """Complete prompts with a version: the JSON of a Generated, as the process of the pool's owner made it.
+    """Complete prompts with a version, and answer with the JSON of a Generated from the pool owner's process.
 
     Raises NotFound, Conflict (no device is free), PoolLost, and what the pool refuses.
     """
@@ -31,9 +31,8 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
     count = body.sampling.n * max(1, len(body.prompts))
     if count > COMPLETIONS or count * body.sampling.max_new_tokens > POOL_TOKENS:
         message = f"{count} completions of {body.sampling.max_new_tokens} tokens are too many for one request"
-        hint = (
-            f"Ask several times: one takes {COMPLETIONS} completions, and {POOL_TOKENS} tokens of them all."
-        )
+        most = f"{COMPLETIONS} completions, and {POOL_TOKENS} tokens of them all"
+        hint = f"Ask several times: one takes {most}."
         raise SpecError(message, hint=hint)
     version = find_version(ctx, call.caller, body.version)
     run = runs.get(ctx.store, version.run)
@@ -44,13 +43,12 @@ async def generate(ctx: Context, call: Call) -> msgspec.Raw:
                 await await_bytes(ctx, version)
                 chat = spec_of(run).data if await is_chat(ctx, run) else None
                 doing().tell(f"loading {version.name}")
-                model = pool.setup.model_path
-                socket = pool.setup.socket
-                return await _answer(ctx, pool, PoolQuestion(socket, model, load_of(version), chat, body))
+                where = pool.setup.socket, pool.setup.model_path
+                return await _ask(ctx, pool, PoolQuestion(*where, load_of(version), chat, body))
 
 
-async def _answer(ctx: Context, pool: Pool, question: PoolQuestion) -> msgspec.Raw:
-    """Have a process of the pool's owner ask it, and tell what that says meanwhile."""
+async def _ask(ctx: Context, pool: Pool, question: PoolQuestion) -> msgspec.Raw:
+    """Have a process of the pool's owner ask the pool, and tell the request what it does meanwhile."""
     user = ctx.user(pool.setup.owner)
     argv, env = ctx.processes.commands.asked_as(user, ctx.processes.commands.completer, ctx.home)
     what = "the process that asks the pool"
@@ -60,7 +58,7 @@ async def _answer(ctx: Context, pool: Pool, question: PoolQuestion) -> msgspec.R
     ):
         async for line in lines:
             try:
-                part = msgspec.json.decode(line, type=Said)
+                part = msgspec.json.decode(line, type=AnswerLine)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raise PoolLost(f"{what} said something else than an answer", hint="Try again.") from None
             if part.error is not None:

@@ -1,6 +1,7 @@
 """Read by byte offset what the processes of a run, the daemon and the gateways print."""
 
 import asyncio
+import codecs
 import os
 import re
 from pathlib import Path
@@ -25,9 +26,8 @@ _MOST = 1 << 20  # bytes in one answer
 
 
 async def read_log(ctx: Context, call: Call) -> LogPart:
-    """Read what the processes of a run print, by byte offset; of its driver also what an earlier attempt did.
-
-    Raises SpecError, NotFound for an attempt that there never was.
+    """Read what the processes of a run print, or the driver of an earlier attempt did. Raises SpecError, and
+    NotFound for an attempt that there never was.
     """
     run = runs.get(ctx.store, call.run)
     of = call.text("of") or "driver"
@@ -43,7 +43,7 @@ async def read_log(ctx: Context, call: Call) -> LogPart:
 
 
 async def list_logs(ctx: Context, call: Call) -> list[str]:
-    """List which logs a run has now: its driver's, and those of its pool, trainer and servers, each once."""
+    """List the logs that the driver, pool, trainer and servers of a run have now, each once."""
     run = runs.get(ctx.store, call.run)
     names = ["driver"]
     if pool := _pool_of(ctx, run):
@@ -57,8 +57,8 @@ async def list_logs(ctx: Context, call: Call) -> list[str]:
 def log_of(ctx: Context, run: RunRow, of: str) -> Path:
     """Find a log of the newest attempt, or of the newest life of the run's pool.
 
-    `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. What runs in the pool's own
-    process writes to the pool's log.
+    `engine` is the first server, `engine-1` the next; `trainer` holds all ranks. Parts without a process of
+    their own write to the pool's log.
     """
     if of not in _PROCESSES and not _SERVER.fullmatch(of):
         raise SpecError(f"no log of {of!r}", hint=f"Choose one of: {', '.join(_PROCESSES)}, engine-1.")
@@ -82,10 +82,10 @@ def _pool_of(ctx: Context, run: RunRow) -> Pool | None:
 
 
 def read(path: Path, offset: int, limit: int) -> LogPart:
-    """Read a part of a log, and cut no character in two. A negative offset counts from the end.
+    """Read a part of a log, and cut no character in two.
 
-    Offsets count what was cut from the log as well. One that is past the end was of another log: this one
-    is read from its beginning.
+    offset: counts what was cut from the log as well, or from the end where it is negative. Past the end it
+        was of another log, and this one is read from its beginning.
     """
     try:
         with open_file(path, links=False) as file:
@@ -97,25 +97,20 @@ def read(path: Path, offset: int, limit: int) -> LogPart:
             data = file.read(max(0, min(limit, _MOST)))
     except OSError:  # none yet, or something that is no log
         return LogPart("")
-    if start + len(data) < size:  # without the beginning of a UTF-8 character at the end
-        for back in range(1, min(4, len(data)) + 1):
-            byte = data[-back]
-            if byte & 0xC0 != 0x80:
-                needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-                data = data[:-back] if needed > back and len(data) > back else data
-                break
-    lines = data.decode(errors="replace").split("\n")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    lines = decoder.decode(data, final=start + len(data) >= size).split("\n")
+    rest = len(decoder.getstate()[0])  # bytes of a character that the end cuts in two
+    if rest == len(data):
+        lines = [data.decode(errors="replace")]
+        rest = 0
     for place, line in enumerate(lines):  # a program may print without ever ending its line
         if len(line) > LINE_CHARACTERS:
             lines[place] = f"{line[:LINE_CHARACTERS]}… ({len(line) - LINE_CHARACTERS} more)"
-    return LogPart("\n".join(lines), cut + start + len(data), cut + size)
+    return LogPart("\n".join(lines), cut + start + len(data) - rest, cut + size)
 
 
 async def read_own_log(ctx: Context, call: Call) -> LogPart:
-    """Read a part of the log of the daemon or of the caller's gateway.
-
-    Raises SpecError; NotAllowed for the daemon's own log, which mentions all users.
-    """
+    """Read a part of the log of the caller's gateway or, for an admin, of the daemon. Raises SpecError."""
     of = call.text("of") or "daemon"
     if of == "daemon":
         must_be_admin(ctx, call.caller)

@@ -2,7 +2,7 @@
 
 from lorad.daemon.access import find_pool, reader, sees
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.views import pool_view
+from lorad.daemon.api.views import of_row, pool_view
 from lorad.daemon.context import Context
 from lorad.daemon.pool import devices_on
 from lorad.daemon.pools import life
@@ -22,8 +22,7 @@ async def list_pools(ctx: Context, call: Call) -> list[Pool]:
 async def stop_pool(ctx: Context, call: Call) -> Pool:
     """End a pool that nobody uses. With `force`, the runs in it end with reason `lost` and can be resumed.
 
-    Raises NotFound when it is not up, Conflict while a run or a request uses it or while it is kept up to
-    serve.
+    Raises NotFound when it is not up, and Conflict while a run or a request uses it, or it serves.
     """
     name = call.request.match_info["pool"]
     force = bool(call.number("force", 0))
@@ -34,16 +33,13 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
         raise NotFound(f"no pool {name} is up", hint="`lorad pools` shows what there is.")
     if (tenants := runs.active_in(ctx.store, pool.id)) and not force:
         commands = "; ".join(f"lorad pause {run.name}" for run in tenants)
-        hint = (
-            f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; `lorad resume` "
-            "takes them up."
-        )
+        hint = f"`{commands}` first. `lorad pools stop {name} --force` ends them at once; "
+        hint += "`lorad resume` takes them up."
         raise Conflict(f"pool {name} is busy with {reader(ctx, call.caller).name_all(tenants)}", hint=hint)
     if pool.serves:
-        names = ", ".join(sorted(pool.serves))
-        raise Conflict(
-            f"pool {name} is kept up to serve {names}", hint=f"`lorad serve --stop {min(pool.serves)}` first."
-        )
+        names = sorted(pool.serves)
+        hint = f"`lorad serve --stop {names[0]}` first."
+        raise Conflict(f"pool {name} is kept up to serve {', '.join(names)}", hint=hint)
     if pool.guests and not force:
         raise Conflict(f"pool {name} answers a request", hint="Try again in a moment, or with --force.")
     life.stop_pool(ctx, pool)
@@ -52,9 +48,7 @@ async def stop_pool(ctx: Context, call: Call) -> Pool:
 
 
 async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
-    """List the nodes that config.yaml names, and the nodes that pools had, without the pools that the caller
-    may not see.
-    """
+    """List the nodes that config.yaml names or pools had, without the pools that the caller may not see."""
     nodes = {row.node: row for row in rows.nodes(ctx.store)}
     hosts = {node.host: node.devices for node in ctx.config.cluster.nodes} if ctx.config.cluster else {}
     grants = sorted(rows.grants(ctx.store), key=lambda grant: grant.since)
@@ -75,17 +69,13 @@ async def list_nodes(ctx: Context, call: Call) -> list[NodeStatus]:
         says = f"{grant.state}: {grant.detail}" if grant and grant.detail else grant.state if grant else ""
         last = ctx.pools.get(grant.pool) if grant else None
         is_shown = who.sees_all if last is None else who.sees(last.setup.owner)
-        status = NodeStatus(
-            node=name,
-            cluster=row.cluster,
-            state=row.state,
-            address=row.address,
-            devices=row.devices,
+        status = of_row(
+            NodeStatus,
+            row,
             count=count,
             free=0 if row.state == "lost" else max(0, count - len(in_use & {*gpus})),
             agents=[f"{pool.id}@{pool.number}" for pool, _ in users if who.sees(pool.setup.owner)],
             bases=row.bases if who.sees_all else [],
-            seen_at=row.seen_at,
             says=f"{says} ({grant.pool}@{grant.life})" if grant and is_shown else says,
         )
         statuses.append(status)

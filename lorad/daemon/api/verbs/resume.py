@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lorad.adapters.directory import verify
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.views import extended, run_view, spec_at
+from lorad.daemon.api.views import extend, run_view, spec_at
 from lorad.daemon.context import Context, Request, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.process.processes import write_json
@@ -23,7 +23,7 @@ from lorad.records.requests import ResumeRequest
 from lorad.records.runs import Resumed
 from lorad.records.versions import Checkpoint
 from lorad.spec.model import Spec, to_json
-from lorad.spec.text import merged, overridden, override
+from lorad.spec.text import key_of_override, merged, override
 from lorad.states import EndReason, Move, RunState
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
@@ -38,8 +38,8 @@ _ALSO = frozenset({"lora.type"})  # how a trainer fuses linears, not what the ad
 async def resume(ctx: Context, call: Call) -> Resumed:
     """Queue a new attempt of a run that is over.
 
-    Raises NotFound (no such checkpoint), IntegrityError (it is damaged, or the journal another run's),
-    Conflict (not over, nothing to do, or another one came first), SpecError (an override that does not fit).
+    Raises NotFound (no such checkpoint), IntegrityError (it is damaged, or the journal is another run's),
+    Conflict (not over, nothing to do, or another resume came first), SpecError (an override does not fit).
     """
     body = call.json(ResumeRequest)
     run = runs.get(ctx.store, call.run)
@@ -47,16 +47,16 @@ async def resume(ctx: Context, call: Call) -> Resumed:
     before = spec_of(run)
     present = checkpoints(ctx.store, call.run)
     chosen = _choose(run, present, body.step)
-    spec, steps = await in_thread(ctx, call.caller.uid, _asked, body, run, chosen)
+    spec, steps = await in_thread(ctx, call.caller.uid, _plan, body, run, chosen)
     done = chosen.step if chosen else 0
     if spec.resources.priority > before.resources.priority:
         refuse_priority(ctx, call.caller, spec)
     if steps and (steps < done or (steps == done and run.reason == EndReason.COMPLETED)):
-        hint = (
-            f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, or --from an "
-            "earlier step."
+        raise Conflict(
+            f"run {call.run} is to make {steps} steps, and its checkpoint has {done}",
+            hint=f"Give more, as in `lorad resume {call.run} --steps {done + run.steps}`, "
+            "or --from an earlier step.",
         )
-        raise Conflict(f"run {call.run} is to make {steps} steps, and its checkpoint has {done}", hint=hint)
     if chosen:
         await on_behalf(ctx, run.owner_uid, _check, call.run, chosen, present)
     refuse_standstill(spec, done, steps)
@@ -70,110 +70,93 @@ async def resume(ctx: Context, call: Call) -> Resumed:
         request = replace(request, overrides=merged(request.overrides, body.overrides), facts=facts)
     with ctx.store.write():
         _refuse_late(ctx, run)
-        runs.move(
-            ctx.store,
-            call.run,
-            Move.RESUME,
-            detail=" ".join([f"from step {done}", *body.overrides]),
-            by=call.caller.name,
-        )
+        detail = f"from step {' '.join([str(done), *body.overrides])}"
+        runs.move(ctx.store, call.run, Move.RESUME, detail=detail, by=call.caller.name)
         runs.set_fields(ctx.store, call.run, steps=steps, resume_step=done if chosen else None)
         if request:
             _respecify(ctx, run, spec, request)
     ctx.loop.poke()
-    again = _made_again(run, spec, chosen) if body.step is None else ""
-    warnings = [*filter(None, [again]), *(request.facts.warnings if request else [])]
-    row = runs.get(ctx.store, call.run)
-    return extended(Resumed, run_view(ctx, row), warnings=warnings, changed_inputs=changed_inputs)
+    warnings = _repeated_steps(run, spec, chosen) if body.step is None else []
+    view = run_view(ctx, runs.get(ctx.store, call.run))
+    warnings += request.facts.warnings if request else []
+    return extend(Resumed, view, warnings=warnings, changed_inputs=changed_inputs)
 
 
-def _asked(body: ResumeRequest, run: RunRow, chosen: Checkpoint | None) -> tuple[Spec, int]:
+def _plan(body: ResumeRequest, run: RunRow, chosen: Checkpoint | None) -> tuple[Spec, int]:
     """Return the spec of the next attempt, and how many steps the run makes in all. Raises SpecError."""
     before = spec_of(run)
-    spec = changed(before, body.overrides)
+    spec = change_spec(before, body.overrides)
     if chosen:
-        spec = fitted(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
-    steps = total(body, run, before)
-    return on_schedule(spec, before, run.steps, steps), steps
+        spec = fit_lora_type(spec, body.overrides, spec_at(run.dir.attempt(chosen.attempt)))
+    steps = total_steps(body, run, before)
+    return keep_schedule(spec, before, run.steps, steps), steps
 
 
-def _made_again(run: RunRow, spec: Spec, chosen: Checkpoint | None) -> str:
-    """Say which steps a resume makes again, since no checkpoint has them; "" for none."""
+def _repeated_steps(run: RunRow, spec: Spec, chosen: Checkpoint | None) -> list[str]:
+    """Say which steps a resume makes again, as no checkpoint has them."""
     done = chosen.step if chosen else 0
     if run.step <= done:
-        return ""
+        return []
     where = f"its newest checkpoint is of step {done}" if chosen else "it has no checkpoint yet"
     steps = f"step {run.step} is" if run.step == done + 1 else f"steps {done + 1} to {run.step} are"
-    return f"{steps} made again: {where} (checkpoint.every is {spec.checkpoint.every})"
+    return [f"{steps} made again: {where} (checkpoint.every is {spec.checkpoint.every})"]
 
 
 def _refuse_what_cannot_go_on(ctx: Context, run: RunRow) -> None:
-    """Raises Conflict for a run that is live or was imported, IntegrityError where its journal is
-    another's."""
+    """Raises Conflict for a run that is live or imported, IntegrityError for the journal of another run."""
     name = run.name
     if not RunState(run.state).is_over:
         hint = "Only a paused or ended run can be resumed."
         if run.state == RunState.STOPPING:
             takes = f", some {run.rates.step_seconds:.0f} s" if run.rates.step_seconds else ""
-            hint = (
-                f"It ends its step first{takes}: `lorad wait {name}` returns then, and a resume without "
-                "--detach waits itself."
-            )
+            hint = f"It ends its step first{takes}: `lorad wait {name}` returns then, "
+            hint += "and a resume without --detach waits itself."
         raise Conflict(f"run {name} is {run.state}", hint=hint)
     if run.reason == EndReason.IMPORTED:
-        hint = (
-            f"Train it on with `lorad fork {name} --fresh data.train=…`, or with lora.adapter_path in a spec."
-        )
-        raise Conflict(
-            f"{name} was imported and never trained here, so there is nothing to resume", hint=hint
-        )
+        message = f"{name} was imported and never trained here, so there is nothing to resume"
+        fork = f"`lorad fork {name} --fresh data.train=…`"
+        raise Conflict(message, hint=f"Train it on with {fork}, or with lora.adapter_path in a spec.")
     refuse_journal(ctx, run)
 
 
-def changed(spec: Spec, overrides: Sequence[str]) -> Spec:
+def change_spec(spec: Spec, overrides: Sequence[str]) -> Spec:
     """Make the spec of the next attempt; without another learning rate the run keeps its own.
 
-    Raises SpecError for overrides of what defines the adapter or its data; one that says what it is will do.
+    Raises SpecError for overrides that change what defines the adapter or its data.
     """
     for text in overrides:
-        key = overridden(text)
+        key = key_of_override(text)
         section = key.partition(".")[0]
         is_fixed = section in Spec.__struct_fields__ and section not in _CHANGEABLE and key not in _ALSO
         if is_fixed and override(spec, [text]) != spec:
-            raise SpecError(
-                f"override {text}: {key} is part of what this run is; a resume may change "
-                f"{', '.join(sorted(_CHANGEABLE))}",
-                hint="Start a new run with it; lora.adapter_path set to an exported version continues from "
-                "that.",
-            )
+            what = f"{key} is part of what this run is; a resume may change {', '.join(sorted(_CHANGEABLE))}"
+            hint = "Start a new run with it; lora.adapter_path set to an exported version continues from "
+            raise SpecError(f"override {text}: {what}", hint=f"{hint}that.")
     new = override(spec, overrides)
     if new.trainer.lr is None:
         new = replace(new, trainer=replace(new.trainer, lr=spec.trainer.lr))
     return new
 
 
-def fitted(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
-    """Give `spec` the lora.type of a checkpoint of `trained` that was made on Megatron: only there linears
-    share an A.
+def fit_lora_type(spec: Spec, overrides: Sequence[str], trained: Spec | None) -> Spec:
+    """Let linears on Megatron share an A only if those of the checkpoint, made by the spec `trained`, do.
 
-    Raises SpecError when an override asks for shared ones, and the checkpoint has none.
+    Raises SpecError when an override asks for a shared A, and the checkpoint has none.
     """
     shared = trained is not None and trained.trainer.backend == "megatron" and trained.lora.type == "lora"
     if shared or spec.trainer.backend != "megatron" or spec.lora.type == "canonical_lora":
         return spec
     for text in overrides:
-        if overridden(text) == "lora.type":
-            raise SpecError(
-                f"override {text}: with it q, k and v share one A, and this run has trained one for each",
-                hint="Leave it out: canonical_lora continues with what there is.",
-            )
+        if key_of_override(text) == "lora.type":
+            why = "with it q, k and v share one A, and this run has trained one for each"
+            hint = "Leave it out: canonical_lora continues with what there is."
+            raise SpecError(f"override {text}: {why}", hint=hint)
     return replace(spec, lora=replace(spec.lora, type="canonical_lora"))
 
 
-def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
-    """Keep the horizon that a linear or cosine schedule had, unless `trainer.schedule_steps` sets another.
-
-    More steps then do not stretch the schedule, so that the learning rate does not jump.
+def keep_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
+    """Keep the horizon that a linear or cosine schedule had, unless `trainer.schedule_steps` sets another:
+    more steps would stretch the schedule, and the learning rate would jump.
     """
     trainer = spec.trainer
     is_kept = trainer.schedule != "constant" and trainer.schedule == before.trainer.schedule
@@ -185,12 +168,9 @@ def on_schedule(spec: Spec, before: Spec, horizon: int, steps: int) -> Spec:
 def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     """Raises SpecError when the rate has come down to 0, so that further steps would change nothing."""
     trainer = spec.trainer
-    if (
-        trainer.schedule == "constant"
-        or trainer.min_lr
-        or not trainer.lr
-        or done < (trainer.schedule_steps or steps)
-    ):
+    if trainer.schedule == "constant" or trainer.min_lr or not trainer.lr:
+        return
+    if done < (trainer.schedule_steps or steps):
         return
     raise SpecError(
         f"{trainer.schedule} ended at step {trainer.schedule_steps}, and the rate has been 0 since: "
@@ -202,12 +182,9 @@ def refuse_standstill(spec: Spec, done: int, steps: int) -> None:
     )
 
 
-def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
-    """Choose how many steps the run makes in all: the number asked for, else as before; 0: no end is planned.
-
-    Raises SpecError for two.
-    """
-    # what sets trainer.steps makes the same of any other number, even where that is no change
+def total_steps(body: ResumeRequest, run: RunRow, before: Spec) -> int:
+    """Choose how many steps the run makes in all, 0 where no end is planned. Raises SpecError."""
+    # overrides set trainer.steps where they make the same number of two different ones
     other = replace(before, trainer=replace(before.trainer, steps=1 + before.trainer.steps % 2))
     steps = override(before, body.overrides).trainer.steps
     asked = steps if override(other, body.overrides).trainer.steps == steps else None
@@ -217,7 +194,7 @@ def total(body: ResumeRequest, run: RunRow, before: Spec) -> int:
 
 
 def _respecify(ctx: Context, run: RunRow, spec: Spec, request: Request) -> None:
-    """Replace the spec and the request of a run, and add the warnings that it has not had yet."""
+    """Replace the spec and the request of a run, and add its new warnings."""
     resources = spec.resources
     columns = {"priority": resources.priority, "queue_group": resources.group}
     runs.set_fields(ctx.store, run.name, spec=to_json(spec).decode(), **columns)
@@ -229,32 +206,27 @@ def _respecify(ctx: Context, run: RunRow, spec: Spec, request: Request) -> None:
 
 
 def _refuse_late(ctx: Context, run: RunRow) -> None:
-    """Raises Conflict when `run` is not as it was when the resume was asked for: checks take their time."""
+    """Raises Conflict when the run has changed while the resume was checked."""
     now = runs.get(ctx.store, run.name)
-    if any(
-        getattr(now, key) != getattr(run, key) for key in ("state", "attempt", "spec", "steps", "created_at")
-    ):
-        raise Conflict(
-            f"run {run.name} changed while this resume was checked: it is {now.state}",
-            hint=f"`lorad show {run.name}` shows what it does; it can be resumed when that is over.",
-        )
+    keys = ("state", "attempt", "spec", "steps", "created_at")
+    if any(getattr(now, key) != getattr(run, key) for key in keys):
+        hint = f"`lorad show {run.name}` shows what it does; it can be resumed when that is over."
+        message = f"run {run.name} changed while this resume was checked: it is {now.state}"
+        raise Conflict(message, hint=hint)
 
 
 def _choose(run: RunRow, present: list[Checkpoint], step: int | None) -> Checkpoint | None:
-    """Choose the newest checkpoint, or the newest at `step`; None when there is none, to begin from the
-    start.
-    """
+    """Choose the newest checkpoint, or the newest at `step`; None where the run begins from the start."""
     at_step = [row for row in present if step is None or row.step == step]
     if at_step or step is None:
         return at_step[-1] if at_step else None
     steps = ", ".join(str(row.step) for row in present) or "none"
-    raise NotFound(
-        f"run {run.name} has no checkpoint at step {step}", hint=f"There are checkpoints at: {steps}."
-    )
+    hint = f"There are checkpoints at: {steps}."
+    raise NotFound(f"run {run.name} has no checkpoint at step {step}", hint=hint)
 
 
 def _check(name: str, chosen: Checkpoint, present: list[Checkpoint]) -> None:
-    """Raises IntegrityError with the checkpoint before as the way out."""
+    """Raises IntegrityError for a damaged checkpoint; its hint names the one before."""
     try:
         verify(Path(chosen.path))
     except IntegrityError as error:

@@ -30,7 +30,7 @@ class _Excerpt(NamedTuple):
     """The part of a file of samples that is read.
 
     limit: how many samples at most.
-    name: a set of problems, whose lines begin with it; "" for samples of training.
+    name: the set of problems of an evaluation; "" for samples of training.
     choice: which samples, and in what order.
     prompt: an id, or a number from 1 in the order of the file; "" for all prompts.
     is_brief: tokens and log-probabilities are left out.
@@ -44,28 +44,19 @@ class _Excerpt(NamedTuple):
 
 
 async def list_samples(ctx: Context, call: Call) -> list[Sample]:
-    """Read the samples of `step`, by default the run's last one, if there is one.
-
-    eval: a set of problems, whose completions are read instead.
-    problem: the number of the one prompt whose samples are read; of an evaluation, at all steps.
-    prompt_id: the same by its id, at one step.
-    where, sort, reverse: see `Choice`.
-    brief: see `Client.samples`.
-
-    Raises NotFound, IntegrityError, SpecError.
+    """Read the samples of `step`, by default the run's last one, if there is one. The query has the keywords
+    of `Client.samples`. Raises NotFound, IntegrityError, SpecError.
     """
     run = runs.get(ctx.store, call.run)
-    problem = call.number("problem", 0)
     sort = ordered_by(call.text("sort") or "drawn")
-    reverse = call.number("reverse", 0) != 0
-    choice = Choice(call.text("where") or "", sort, reverse)
-    choice.test()  # a word that is not understood is refused here
+    choice = Choice(call.text("where") or "", sort, call.number("reverse", 0) != 0)
+    choice.test()  # refuses a word that is not understood
     excerpt = _Excerpt(
-        max(call.number("limit", 1000), 0),
-        call.text("eval") or "",
-        choice,
-        call.text("prompt_id") or max(problem, 0) or "",
-        call.number("brief", 0) != 0,
+        limit=max(call.number("limit", 1000), 0),
+        name=call.text("eval") or "",
+        choice=choice,
+        prompt=call.text("prompt_id") or max(call.number("problem", 0), 0) or "",
+        is_brief=call.number("brief", 0) != 0,
     )
     if excerpt.name:
         return await _list_completions(ctx, call, run, excerpt, follows=isinstance(excerpt.prompt, int))
@@ -114,11 +105,7 @@ async def _list_completions(
 
 
 def _follow(files: Sequence[tuple[Path, str]], excerpt: _Excerpt) -> list[Sample]:
-    """Read the completions of one problem, in order of steps. Evaluations whose completions were deleted are
-    left out.
-
-    Raises NotFound where the newest evaluation has no such problem.
-    """
+    """Read the completions of one problem, in order of steps, where they still exist. Raises NotFound."""
     groups: list[list[Sample]] = []
     for path, sha256 in reversed(files):
         if path.exists():
@@ -137,21 +124,19 @@ def _read(path: Path, sha256: str, excerpt: _Excerpt) -> list[Sample]:
         hint = f"checkpoint.{key} says how many steps keep theirs."
         raise NotFound(f"{path}: {error.strerror}", hint=hint) from None
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise IntegrityError(
-            f"{path}: changed bytes: its sha256 is not that of the journal", hint="Do not rely on it."
-        )
-    mark = (
-        b'{"set":' + msgspec.json.encode(excerpt.name) if excerpt.name else b""
-    )  # lines begin with their set
+        message = f"{path}: changed bytes: its sha256 is not that of the journal"
+        raise IntegrityError(message, hint="Do not rely on it.")
+    # lines of an evaluation begin with their set
+    mark = b'{"set":' + msgspec.json.encode(excerpt.name) if excerpt.name else b""
     lines = [line for line in data.splitlines() if line.startswith(mark)]
     try:
-        return list(_fitting(_chosen(lines, excerpt), excerpt))
+        return list(_fit_answer(_choose(lines, excerpt), excerpt))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path}: not lines of JSON: {error}", hint="Who wrote it?") from None
 
 
 class _SampleLine(NamedTuple):
-    """What the lines of a file are ordered by.
+    """What a line of a file is ordered by.
 
     number: the place of its prompt among the prompts of the file, from 1.
     """
@@ -165,11 +150,8 @@ class _SampleLine(NamedTuple):
     turn_count: int
 
 
-def _chosen(lines: Sequence[bytes], excerpt: _Excerpt) -> Iterator[Sample]:
-    """Yield the samples of the excerpt, in order; however many there are, few of them are in memory.
-
-    Raises NotFound for a number that no prompt has.
-    """
+def _choose(lines: Sequence[bytes], excerpt: _Excerpt) -> Iterator[Sample]:
+    """Yield the samples of the excerpt in order, one by one. Raises NotFound for an unknown prompt."""
     places: Iterable[int] = range(len(lines))
     if excerpt.choice != Choice() or excerpt.prompt:
         fitting = list[_SampleLine]()
@@ -189,7 +171,7 @@ def _chosen(lines: Sequence[bytes], excerpt: _Excerpt) -> Iterator[Sample]:
     yield from (_DECODER.decode(lines[place]) for place in itertools.islice(places, excerpt.limit))
 
 
-def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
+def _fit_answer(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
     """Yield as many samples as fit into an answer, with long texts cut."""
     size = 0
     for sample in samples:
@@ -198,9 +180,8 @@ def _fitting(samples: Iterable[Sample], excerpt: _Excerpt) -> Iterator[Sample]:
             logprobs = [value for value in sample.logprobs if value is not None]
             has_all = bool(logprobs) and len(logprobs) == len(sample.logprobs)
             mean = sum(logprobs) / len(logprobs) if has_all else None
-            shown = replace(
-                sample, tokens=[], logprobs=[], widths=[], forks=[], length=sample.size, logprob=mean
-            )
+            shown = replace(sample, length=sample.size, logprob=mean)
+            shown = replace(shown, tokens=[], logprobs=[], widths=[], forks=[])
         texts = {key: value for key, value in asdict(shown).items() if isinstance(value, str)}
         long = {key: value[:SAMPLE_TEXT] + "…" for key, value in texts.items() if len(value) > SAMPLE_TEXT}
         size += sum(min(len(value), SAMPLE_TEXT) for value in texts.values()) + _TOKEN * len(shown.tokens)

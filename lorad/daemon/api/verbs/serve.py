@@ -1,6 +1,4 @@
-"""Keep a base warm, and serve adapters from PEFT directories under names of their own: all of them,
-or none.
-"""
+"""Keep a base warm, and serve adapters from PEFT directories by names of their own: all or none of them."""
 
 import contextlib
 from collections import Counter
@@ -15,7 +13,7 @@ from lorad.adapters.directory import discard
 from lorad.adapters.peft import outline
 from lorad.daemon.access import must_own_name, of_alias, of_run, owns
 from lorad.daemon.api.call import Call
-from lorad.daemon.api.verbs.aliases import move, publish
+from lorad.daemon.api.verbs.aliases import move, publish_move
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
@@ -37,7 +35,7 @@ from lorad.records.requests import ServeRequest
 from lorad.records.versions import Alias, ServedModel
 from lorad.spec.kept import Eval
 from lorad.spec.model import Model, Spec
-from lorad.spec.text import overridden, override
+from lorad.spec.text import key_of_override, override
 from lorad.store import aliases, runs
 
 _CONTEXT = 8192  # tokens of a prompt and its completion that servers have room for, as far as the base goes
@@ -46,7 +44,7 @@ _OF_A_RUN = ("name", "lora", "algorithm", "reward", "eval", "checkpoint")
 
 
 class _FoundAdapter(NamedTuple):
-    """An adapter that was found in a directory: its weights are not read before it is known to fit."""
+    """An adapter in a directory, whose weights are only read once it is known to fit."""
 
     name: str
     source: Path
@@ -78,33 +76,31 @@ async def serve(ctx: Context, call: Call) -> ServedModel:
         for name in sorted({*names}):
             await stack.enter_async_context(ctx.serving.moving[name])
         _refuse(ctx, call.caller, names, spec)
-        imports = await _prepared(ctx, call.caller.uid, body, spec)
+        imports = await _prepare_imports(ctx, call.caller.uid, body, spec)
         for adapter in imports:
             stack.callback(discard, adapter.staged)
             stack.enter_context(in_hand(ctx, adapter.version()))
         loaded = list[tuple[Pool, Attestation]]()
         for adapter in imports:  # their pools stay up until the stack is left
             pool = await stack.enter_async_context(hold_pool(ctx, adapter.row()))
-            with _blamed(adapter.name, adapter.source):
+            with _naming_adapter(adapter.name, adapter.source):
                 loaded.append((pool, await load(ctx, pool, adapter.version(), keep=True)))
         _refuse(ctx, call.caller, names, spec)
         rows = list[Alias]()
-        for adapter, (pool, attestation) in zip(imports, loaded, strict=True):  # nothing is awaited in here
+        for adapter, (pool, attestation) in zip(imports, loaded, strict=True):  # without an await
             version = import_adapter.settle(ctx, adapter, attestation, call.caller, pool)
             set_serving(ctx, [adapter.name], pool)
             rows.append(move(ctx, adapter.name, version, by=call.caller))
-            publish(ctx, adapter.name)
+            publish_move(ctx, adapter.name)
     return await _answer(ctx, call.caller, loaded[0][0], rows)
 
 
 def _base_spec(body: ServeRequest, user: User | None) -> Spec:
     """Make the spec of the pool that serves. Raises SpecError for keys that only training has."""
     for text in body.overrides:
-        if (key := overridden(text)).partition(".")[0] in _OF_A_RUN:
-            hint = (
-                "Serving takes keys of rollout, pool, resources and model, trainer.backend and "
-                "data.chat_template."
-            )
+        if (key := key_of_override(text)).partition(".")[0] in _OF_A_RUN:
+            hint = "Serving takes keys of rollout, pool, resources and model, "
+            hint += "trainer.backend and data.chat_template."
             raise SpecError(f"override {text}: {key} is for runs that train", hint=hint)
     spec = override(Spec(model=Model(path=body.model), eval=Eval(every=0)), body.overrides)
     return anchored(spec, Path(body.cwd), user)
@@ -121,16 +117,16 @@ def _refuse(ctx: Context, caller: Caller, names: Sequence[str], spec: Spec) -> N
         import_adapter.refuse_taken(ctx, name, spec.model.path)
 
 
-async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
-    """Check every adapter against the base and stage it, the largest rank first, for which servers start."""
+async def _prepare_imports(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> list[Import]:
+    """Check every adapter against the base and stage it, the largest rank first: servers start for it."""
     adapters = list[_FoundAdapter]()
     for adapter in body.adapters:
         source = Path(body.cwd) / expanded(adapter.directory, ctx.user(uid))
-        with _blamed(adapter.name, source):
+        with _naming_adapter(adapter.name, source):
             adapters.append(_FoundAdapter(adapter.name, source, await on_behalf(ctx, uid, outline, source)))
     adapters.sort(key=lambda outlined: -outlined.outline.config.max_rank)
     largest = replace(spec, lora=replace(spec.lora, rank=adapters[0].outline.config.max_rank))
-    has_lengths = bool(_LENGTHS & {overridden(text) for text in body.overrides})
+    has_lengths = bool(_LENGTHS & {key_of_override(text) for text in body.overrides})
     if not has_lengths:  # the base's longest context is known once it was checked
         largest = replace(largest, rollout=replace(spec.rollout, max_new_tokens=1))
     facts = await preflight(ctx, largest, body.cwd, uid)
@@ -145,10 +141,9 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
         for place, (name, source, shape) in enumerate(adapters, 1):
             doing().tell(f"reading adapter {place} of {len(adapters)}")
             own = replace(spec, name=name)
-            with _blamed(name, source):
-                adapter_read, own = await on_behalf(
-                    ctx, uid, import_adapter.read, source, shape, own, Path(facts.model_path)
-                )
+            arguments = source, shape, own, Path(facts.model_path)
+            with _naming_adapter(name, source):
+                adapter_read, own = await on_behalf(ctx, uid, import_adapter.read, *arguments)
             size = sum(tensor.size for tensor in adapter_read.tensors.values())
             own_facts = replace(facts, modules=[*adapter_read.config.modules], adapter_parameters=size)
             request = Request(body.cwd, str(source), body.overrides, *model, own_facts)
@@ -161,7 +156,7 @@ async def _prepared(ctx: Context, uid: int, body: ServeRequest, spec: Spec) -> l
 
 
 @contextlib.contextmanager
-def _blamed(name: str, source: Path) -> Iterator[None]:
+def _naming_adapter(name: str, source: Path) -> Iterator[None]:
     """Name the adapter in what is raised within the block."""
     try:
         yield

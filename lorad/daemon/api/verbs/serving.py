@@ -4,13 +4,12 @@ from pathlib import Path
 
 from lorad.daemon.access import find_alias, must_own, of_run, owns, seen, sees
 from lorad.daemon.api.call import Call
-from lorad.daemon.context import Context, Request, request_of, spec_of
+from lorad.daemon.api.verbs.check import prepare_request
+from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread
 from lorad.daemon.process.users import Caller
 from lorad.daemon.runs.bases import refuse_other_base
 from lorad.daemon.runs.create import anchored
-from lorad.daemon.runs.preflight import preflight
-from lorad.daemon.runs.rate import rated
 from lorad.daemon.runs.take_in import take_in_or_end
 from lorad.daemon.runs.versions import await_bytes, find_version, in_hand
 from lorad.daemon.services.door import DOOR
@@ -28,14 +27,11 @@ from lorad.store import events, runs
 
 
 async def bring_up(ctx: Context, call: Call) -> LoadedModel:
-    """Start the pool of a model and load it there.
-
-    Raises NotFound, Conflict (no device, no files), PoolLost, and what the pool refuses.
-    """
+    """Start the pool of a model and load it there. Raises what `hold_pool` and `load` raise, and NotFound."""
     model = call.json(ModelRequest).model
     try:
         version = find_version(ctx, call.caller, model)
-    except NotFound:  # one that its driver may have written of since the last look at the journal
+    except NotFound:  # its driver may have written of it since the last look at the journal
         named = runs.find(ctx.store, model.partition("@")[0])
         if named is None or not (named.state.is_active and sees(ctx, call.caller, named.owner_uid)):
             raise
@@ -62,18 +58,12 @@ async def bring_up(ctx: Context, call: Call) -> LoadedModel:
 
 
 async def bring_up_base(ctx: Context, call: Call) -> LoadedModel:
-    """Start the pool that runs of a spec would have, to sample from its base.
-
-    Raises SpecError, Conflict (no device), PoolLost.
-    """
+    """Start the pool that runs of a spec would have, to sample from its base."""
     body = call.json(RunRequest)
     uid = call.caller.uid
     spec = await in_thread(ctx, uid, load_spec, body.spec, source=body.source, overrides=body.overrides)
     spec = await in_thread(ctx, uid, anchored, spec, Path(body.cwd), ctx.user(uid))
-    facts = await preflight(ctx, spec, body.cwd, uid, body=body)
-    spec, facts = rated(spec, facts)
-    model = facts.model_path, facts.model_dtype, facts.parameters
-    request = Request(body.cwd, body.source, body.overrides, *model, facts)
+    spec, request = await prepare_request(ctx, uid, spec, body)
     with staged(ctx, uid, "base", spec, request) as row:
         async with hold_pool(ctx, row) as pool:
             return LoadedModel(
@@ -82,16 +72,13 @@ async def bring_up_base(ctx: Context, call: Call) -> LoadedModel:
                 version=0,
                 sha256="",
                 socket=pool.setup.socket,
-                model_path=facts.model_path,
+                model_path=request.model_path,
                 chat_template=False,
             )
 
 
 async def find_owner(ctx: Context, call: Call) -> ServingOwner:
-    """Find the owner of a model for the front of a shared gateway, and have the owner's gateway up.
-
-    No pool is started. Raises NotFound, also for what the front's client may not see.
-    """
+    """Find the owner of a model that the asker may see, and have the owner's gateway up. Raises NotFound."""
     body = call.json(OwnerRequest)
     uid = uid_named(body.asker) if body.asker else call.caller.uid
     asker = Caller(-1 if uid is None else uid, body.asker or call.caller.name)
@@ -101,10 +88,7 @@ async def find_owner(ctx: Context, call: Call) -> ServingOwner:
 
 
 async def find_door(ctx: Context, call: Call) -> DoorOwner:
-    """Find the user whose key the front of the tinker doors was given, and have their door up.
-
-    Raises NotFound for a name that no user of the machine has.
-    """
+    """Find the user whose key the front of the tinker doors got, and have their door up. Raises NotFound."""
     owner = call.json(DoorRequest).owner
     uid = uid_named(owner)
     if uid is None:
@@ -115,10 +99,8 @@ async def find_door(ctx: Context, call: Call) -> DoorOwner:
 
 
 async def stop_serving(ctx: Context, call: Call) -> StoppedServing:
-    """Let the pool of a run, of an alias, or of the caller's runs on a base end when it is idle.
-
-    The `model` of the request names the run, the alias or the base. Aliases stay; what asks for them starts a
-    pool.
+    """Let the pools of a run, of an alias, or of the caller's runs on a base end when they are idle. Aliases
+    stay, and requests for them start a pool.
 
     Raises NotFound, NotAllowed.
     """

@@ -1,12 +1,12 @@
 """Try a spec before it is queued: a few samples of its base, scored, on a pool as the run would have it.
 
-Nothing of it is kept: the directory is discarded. The pool stays warm, as behind a run.
+Nothing is kept but the pool, which stays warm as after a run.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from lorad.box.paths import AttemptDir, RunDir
 from lorad.children.ask import lines_of, under_guard
 from lorad.client.transport import LINES
 from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.check import prepare_request
 from lorad.daemon.context import Context, Request, spec_of
 from lorad.daemon.pool import Pool
 from lorad.daemon.pools.as_owner import in_thread
@@ -28,13 +29,11 @@ from lorad.daemon.process.user_files import hand_over, make_attempt
 from lorad.daemon.queue.limits import refuse_priority
 from lorad.daemon.queue.place import warm_pool
 from lorad.daemon.runs.create import anchored
-from lorad.daemon.runs.preflight import preflight
-from lorad.daemon.runs.rate import rated
 from lorad.daemon.serving.borrow_pool import hold_pool, staged
 from lorad.errors import Conflict, LoradError, PoolLost, SpecError, to_wire
 from lorad.protocol.driver_params import FILE as PARAMS
 from lorad.protocol.driver_params import DriverParams
-from lorad.protocol.preflight import ErrorSaid
+from lorad.protocol.preflight import ErrorFacts
 from lorad.records.requests import TrialRequest
 from lorad.records.samples import TrialEvent
 from lorad.spec.model import Spec
@@ -50,10 +49,7 @@ _Events = asyncio.Queue[TrialEvent]
 
 
 async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
-    """Stream TrialEvents, one JSON line each; the last is `end`. What runs ends with the connection.
-
-    Raises SpecError, NotAllowed.
-    """
+    """Stream TrialEvents, one JSON line each; the last is `end`. The trial ends with the connection."""
     body = call.json(TrialRequest)
     uid = call.caller.uid
     spec = await in_thread(ctx, uid, load_task, body.spec, source=body.source, overrides=body.overrides)
@@ -65,7 +61,7 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": LINES})
     events = _Events(_AHEAD)
     present = begin_telling()
-    work = asyncio.create_task(_played(ctx, uid, spec, body, events))
+    work = asyncio.create_task(_play(ctx, uid, spec, body, events))
     try:
         await response.prepare(call.request)
         while not ctx.loop.closing:
@@ -77,7 +73,7 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
             await response.write(msgspec.json.encode(event) + b"\n")
             if event.kind == "end":
                 break
-    except (ConnectionError, OSError):
+    except OSError:
         pass  # the reader went
     finally:
         work.cancel()
@@ -85,53 +81,43 @@ async def try_out(ctx: Context, call: Call) -> web.StreamResponse:
     return response
 
 
-async def _played(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
+async def _play(ctx: Context, uid: int, spec: Spec, body: TrialRequest, events: _Events) -> None:
     """Put the events of a trial into the queue; the last is `end`."""
     try:
         await events.put(TrialEvent("phase", "the spec is being checked"))
-        facts = await preflight(ctx, spec, body.cwd, uid, body=body)
+        spec, request = await prepare_request(ctx, uid, spec, body)
         spec = replace(  # without what only training needs
             spec,
             algorithm=replace(spec.algorithm, teacher=None),
             eval=replace(spec.eval, every=0),
             rollout=replace(spec.rollout, max_staleness=0),
         )
-        spec, facts = rated(spec, facts)
-        model = facts.model_path, facts.model_dtype, facts.parameters
-        request = Request(body.cwd, body.source, body.overrides, *model, facts)
         with staged(ctx, uid, "try", spec, request) as row:
             pool = warm_pool(ctx, row)
             path = spec_of(row).model.path
             cold = f"where a device is free a pool loads {path}, and stays warm for the next time"
             await events.put(TrialEvent("phase", f"pool {pool.id} has {path}" if pool else cold))
-            async with _guest(ctx, row) as pool:
+            async with contextlib.AsyncExitStack() as stack:
+                ctx.requests.trials.add(row.name)
+                stack.callback(ctx.requests.trials.discard, row.name)
+                try:
+                    pool = await stack.enter_async_context(hold_pool(ctx, row))
+                except Conflict as error:
+                    hint = f"{error.hint} `lorad try SPEC --rewards` needs no device."
+                    raise Conflict(error.message, hint=hint) from None
                 doing().tell("sampling")
-                attempt = _attempt(ctx, row, spec, request, pool)
+                attempt = _make_attempt(ctx, row, request, pool)
                 async with contextlib.aclosing(_events_of(ctx, uid, attempt, body.n)) as tried:
                     async for event in tried:
                         await events.put(event)
     except Exception as error:
         if not isinstance(error, LoradError):
             log.exception("a trial")
-        await events.put(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorSaid)))
+        await events.put(TrialEvent("end", error=msgspec.convert(to_wire(error), ErrorFacts)))
 
 
-@contextlib.asynccontextmanager
-async def _guest(ctx: Context, run: RunRow) -> AsyncIterator[Pool]:
-    """Hold a pool within the block."""
-    ctx.requests.trials.add(run.name)
-    try:
-        async with hold_pool(ctx, run) as pool:
-            yield pool
-    except Conflict as error:
-        hint = f"{error.hint} `lorad try SPEC --rewards` needs no device."
-        raise Conflict(error.message, hint=hint) from None
-    finally:
-        ctx.requests.trials.discard(run.name)
-
-
-def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool) -> AttemptDir:
-    """Make what the process of a trial reads."""
+def _make_attempt(ctx: Context, run: RunRow, request: Request, pool: Pool) -> AttemptDir:
+    """Make the files that the process of a trial reads."""
     user = ctx.user(run.owner_uid)
     attempt = RunDir(Path(run.directory)).attempt(1)
     make_attempt(attempt, user)
@@ -154,7 +140,7 @@ def _attempt(ctx: Context, run: RunRow, spec: Spec, request: Request, pool: Pool
 
 
 async def _events_of(ctx: Context, uid: int, attempt: AttemptDir, n: int) -> AsyncGenerator[TrialEvent, None]:
-    """Yield what the process prints. Raises PoolLost when it ends too early, or user code printed a line."""
+    """Yield the events of the process. Raises PoolLost when it ends too early, or user code prints a line."""
     user = ctx.user(uid)
     command = [*ctx.processes.commands.trial, str(attempt.work), str(n)]
     argv, env = ctx.processes.commands.asked_as(user, command, ctx.home)

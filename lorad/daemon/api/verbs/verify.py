@@ -7,7 +7,7 @@ from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
 from lorad.daemon.record.verify import VerifiedRun, check_files, counted
-from lorad.daemon.runs.versions import heard, in_hand
+from lorad.daemon.runs.versions import believed_pools, in_hand
 from lorad.daemon.serving.borrow_pool import attested, load_of
 from lorad.daemon.storage.budget import GONE
 from lorad.errors import LoradError, NotFound
@@ -23,19 +23,22 @@ async def verify(ctx: Context, call: Call) -> Verification:
     """Check a run's files and versions. Raises NotFound; what is wrong with the run is part of the answer."""
     run = runs.get(ctx.store, call.run)
     rows = versions(ctx.store, run.name)
-    kept = checkpoints(ctx.store, run.name)
+    present = checkpoints(ctx.store, run.name)
     works = not RunState(run.state).is_over
     spared = events.has_kind(ctx.store, run.name, GONE)  # some of its samples went for the disk budget
-    named = {row.version for row in rows if row.pinned or row.aliases}
+    needed = {row.version for row in rows if row.pinned or row.aliases}
+    if not works:
+        needed |= {row.version for row in present}
+    spec = spec_of(run)
     subject = VerifiedRun(
         directory=run.dir,
         model_path=Path(request_of(run).model_path),
-        quantize=spec_of(run).model.quantize,
+        quantize=spec.model.quantize,
         digests={row.version: row.sha256 for row in rows},
-        needed=frozenset(named if works else named | {row.version for row in kept}),
-        checkpoints=frozenset(row.path for row in kept),
-        keep_samples=spec_of(run).checkpoint.keep_samples or int(spared),
-        keep_evals=spec_of(run).checkpoint.keep_evals or int(spared),
+        needed=frozenset(needed),
+        checkpoints=frozenset(row.path for row in present),
+        keep_samples=spec.checkpoint.keep_samples or int(spared),
+        keep_evals=spec.checkpoint.keep_evals or int(spared),
         works=works,
         spared=spared,
     )
@@ -50,14 +53,13 @@ async def attest_again(ctx: Context, run: RunRow) -> VerificationCheck:
     problems = []
     count = 0
     rows = {row.name: row for row in versions(ctx.store, run.name)}
-    for pool in heard(ctx, run.owner_uid):
+    for pool in believed_pools(ctx, run.owner_uid):
         for name in rows.keys() & set(pool.status.loaded if pool.status else []):
             count += 1
             with in_hand(ctx, rows[name]):
                 try:
-                    load = load_of(rows[name])
-                    owner = pool.setup.owner
-                    attestation = await in_thread(ctx, owner, attested, ctx, pool, "attest_again", load)
+                    question = ctx, pool, "attest_again", load_of(rows[name])
+                    attestation = await in_thread(ctx, pool.setup.owner, attested, *question)
                     if attestation.verdict == "failed":
                         problems.append(f"{name} in pool {pool.id}: {attestation.detail}")
                 except NotFound:

@@ -14,6 +14,7 @@ from lorad.adapters.directory import MANIFEST, read_manifest, verify
 from lorad.client.transport import EXPORTED_HEADER
 from lorad.daemon.access import seen_by_run
 from lorad.daemon.api.call import Call
+from lorad.daemon.api.verbs.aliases import publish
 from lorad.daemon.api.views import version_view
 from lorad.daemon.context import Context
 from lorad.daemon.pools.as_owner import in_thread
@@ -22,7 +23,6 @@ from lorad.daemon.process.as_user import as_user
 from lorad.daemon.process.user_files import files_into
 from lorad.daemon.process.users import User
 from lorad.daemon.runs.versions import await_files, files_gone, find_version, has_files, in_hand
-from lorad.daemon.serving.table import write_table
 from lorad.daemon.storage.prune import Doomed, delete, discard_all, may_go
 from lorad.errors import Conflict, NotFound, SpecError, StorageError
 from lorad.files import open_file
@@ -32,7 +32,6 @@ from lorad.records.requests import ExportRequest, ResultRequest
 from lorad.records.versions import Checkpoint, Exported, Version
 from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
-from lorad.store.rows import VersionRow
 from lorad.store.versions import add_result, get_version, results, set_pinned, versions
 
 _PIECE = 1 << 20  # bytes of an archive that are read at a time
@@ -56,7 +55,6 @@ async def list_versions(ctx: Context, call: Call) -> list[Version]:
 
 async def list_checkpoints(ctx: Context, call: Call) -> list[Checkpoint]:
     """List the checkpoints from which a run can resume, oldest first."""
-    runs.get(ctx.store, call.run)
     return await ctx.read(checkpoints, call.run)
 
 
@@ -68,28 +66,21 @@ async def pin(ctx: Context, call: Call) -> Version:
     version = find_version(ctx, call.caller, call.request.match_info["version"])
     with in_hand(ctx, version):
         await await_files(ctx, version)
-        return version_view(ctx, _change(ctx, version, pinned=True, by=call.caller.name))
-
-
-def _change(ctx: Context, version: VersionRow, *, pinned: bool, by: str) -> VersionRow:
-    """Pin the version or end its pin, with an event, then write the gateways' table. Returns its row."""
-    run = version.run
-    number = version.version
-    with ctx.store.write():
-        before = get_version(ctx.store, run, number)
-        if pinned and not has_files(before.path):
-            raise files_gone(before)
-        row = set_pinned(ctx.store, run, number, pinned, by=by)
-    ctx.serving.served += 1
-    ctx.loop.poke()
-    write_table(ctx)
-    return row
+        with ctx.store.write():
+            before = get_version(ctx.store, version.run, version.version)
+            if not has_files(before.path):
+                raise files_gone(before)
+            row = set_pinned(ctx.store, version.run, version.version, True, by=call.caller.name)
+        publish(ctx)
+        return version_view(ctx, row)
 
 
 async def unpin(ctx: Context, call: Call) -> Version:
     """End a pin: the version goes when nothing else needs it. Raises NotFound."""
     version = find_version(ctx, call.caller, call.request.match_info["version"])
-    return version_view(ctx, _change(ctx, version, pinned=False, by=call.caller.name))
+    row = set_pinned(ctx.store, version.run, version.version, False, by=call.caller.name)
+    publish(ctx)
+    return version_view(ctx, row)
 
 
 async def discard_files(ctx: Context, call: Call) -> Version:
@@ -107,14 +98,14 @@ async def discard_files(ctx: Context, call: Call) -> Version:
 
 
 async def keep_result(ctx: Context, call: Call) -> Result:
-    """Keep what a version came to when it was evaluated, with an event. Raises NotFound, SpecError."""
+    """Keep the result of an evaluation of a version, with an event. Raises NotFound, SpecError."""
     version = find_version(ctx, call.caller, call.request.match_info["version"])
     body = call.json(ResultRequest)
     if not all(map(math.isfinite, body.metrics.values())):
         raise SpecError("metrics are not finite numbers", hint="Leave some out.")
-    about = {key: getattr(version, key) for key in ("sha256", "run", "version")}
+    about = asdict(body) | {"sha256": version.sha256, "run": version.run, "version": version.version}
     with ctx.store.write():
-        result = add_result(ctx.store, Result(by=call.caller.name, **about, **asdict(body)))
+        result = add_result(ctx.store, Result(by=call.caller.name, **about))
         data = {"version": result.version, "by": result.by, "data": result.data, "metrics": result.metrics}
         events.append(ctx.store, version.run, "evaluated", data)
     return result
@@ -143,28 +134,26 @@ async def export(ctx: Context, call: Call) -> Exported:
         await in_thread(ctx, call.caller.uid, copy, Path(version.path), target, owner, caller)
         about = {"version": version.version, "directory": str(target), "by": call.caller.name}
         events.append(ctx.store, version.run, "exported", about)
-    return Exported(f"{version.run}@{version.version}", str(target), version.sha256)
+    return Exported(version.name, str(target), version.sha256)
 
 
 async def archive(ctx: Context, call: Call) -> web.StreamResponse:
-    """Stream the files of a version as a tar, verified before, for a client on another machine.
-
-    They are read as the version's owner. Raises NotFound, IntegrityError.
+    """Stream the files of a version as a tar for a client on another machine, verified before, and read as
+    the version's owner. Raises NotFound, IntegrityError.
     """
     version = find_version(ctx, call.caller, call.request.match_info["version"])
     owner = ctx.user(runs.get(ctx.store, version.run).owner_uid)
     source = Path(version.path)
-    name = f"{version.run}@{version.version}"
     with in_hand(ctx, version):
-        names = await in_thread(ctx, call.caller.uid, _verified, source, owner)
+        names = await in_thread(ctx, call.caller.uid, _verify_files, source, owner)
         about = {"version": version.version, "directory": "", "by": call.caller.name}
         events.append(ctx.store, version.run, "exported", about)
-        headers = {"Content-Type": "application/x-tar", EXPORTED_HEADER: f"{name} {version.sha256}"}
+        headers = {"Content-Type": "application/x-tar", EXPORTED_HEADER: f"{version.name} {version.sha256}"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(call.request)
         try:
             for file_name in names:
-                file = await in_thread(ctx, call.caller.uid, _opened, source / file_name, owner)
+                file = await in_thread(ctx, call.caller.uid, _open, source / file_name, owner)
                 with file:
                     header = tarfile.TarInfo(file_name)
                     remaining = header.size = os.fstat(file.fileno()).st_size
@@ -177,13 +166,13 @@ async def archive(ctx: Context, call: Call) -> web.StreamResponse:
                         remaining -= len(piece)
                     await response.write(bytes(-header.size % tarfile.BLOCKSIZE))
             await response.write(bytes(2 * tarfile.BLOCKSIZE))
-        except (OSError, StorageError):  # of the reader, who may not read, or of a file: half is no archive
+        except (OSError, StorageError):  # the reader went, or a file cannot be read: half is no archive
             if call.request.transport is not None:
                 call.request.transport.abort()
     return response
 
 
-def _opened(path: Path, owner: User | None) -> BufferedReader:
+def _open(path: Path, owner: User | None) -> BufferedReader:
     """Open a file as a user. Raises StorageError."""
     try:
         with as_user(owner):
@@ -192,7 +181,7 @@ def _opened(path: Path, owner: User | None) -> BufferedReader:
         raise StorageError(f"{path}: {error.strerror}") from error
 
 
-def _verified(source: Path, owner: User | None) -> tuple[str, ...]:
+def _verify_files(source: Path, owner: User | None) -> tuple[str, ...]:
     """Hash the files of a version again, and return their names. Raises NotFound, IntegrityError."""
     with as_user(owner):
         if not has_files(source):
@@ -203,12 +192,10 @@ def _verified(source: Path, owner: User | None) -> tuple[str, ...]:
 
 
 def copy(source: Path, target: Path, owner: User | None, caller: User | None) -> None:
-    """Copy the files of a version: verified before, on disk after.
-
-    They are read as the version's owner, and written as who asks for them. The copy names its base as
-    transformers opens it.
+    """Copy the files of a version, verified before and after, from its owner to who asks. The copy names its
+    base as transformers opens it.
     """
-    names = _verified(source, owner)
+    names = _verify_files(source, owner)
     try:
         with as_user(caller):
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -216,9 +203,8 @@ def copy(source: Path, target: Path, owner: User | None, caller: User | None) ->
             target.mkdir(parents=True, exist_ok=True)
         files_into(source, target, names, owner, caller)
     except OSError as error:
-        raise StorageError(
-            f"{error.filename or target}: {error.strerror}", hint="Choose another directory."
-        ) from error
+        where = error.filename or target
+        raise StorageError(f"{where}: {error.strerror}", hint="Choose another directory.") from error
     with as_user(caller):
         verify(target)
         name_base(target)

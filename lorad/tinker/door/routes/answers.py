@@ -6,17 +6,7 @@ from lorad.gateway.guard import answer
 from lorad.tinker.door.checkpoints import path_of
 from lorad.tinker.door.state import Model
 from lorad.tinker.door.wire import write_output
-from lorad.tinker.records import (
-    Created,
-    Failed,
-    Loaded,
-    Outcome,
-    Passed,
-    Published,
-    Saved,
-    Stepped,
-    Unloaded,
-)
+from lorad.tinker.records import Created, Failed, Loaded, Outcome, Passed, Published, Saved, Stepped, Unloaded
 
 PROTOBUF = "application/x-protobuf"
 

@@ -3,13 +3,13 @@
 from aiohttp import web
 
 from lorad.gateway.guard import answer
-from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.door import ClientRequest, Door
 from lorad.tinker.door.errors import HttpError, unknown
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import failed, of_outcome, protobuf, try_again
 
 
-async def retrieve(door: Door, request: Asked) -> web.Response:
+async def retrieve(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.OfRequest)
     of, _, number = body.request_id.rpartition(":")
     if not number.isdecimal() or len(number) > 18:
@@ -23,23 +23,23 @@ async def retrieve(door: Door, request: Asked) -> web.Response:
             return try_again(body.request_id, sampled.reason)
         return failed(*sampled.error) if sampled.error is not None else protobuf(sampled.body)
     model = door.models.find(request.owner, of)
-    door.heard(model.session)
+    door.renew_lease(model.session)
     outcome, reason = await door.models.result(model, int(number), door.hold)
     if outcome is None:
         return try_again(body.request_id, reason)
     return of_outcome(model, outcome)
 
 
-async def retrieve_many(door: Door, request: Asked) -> web.Response:
+async def retrieve_many(door: Door, request: ClientRequest) -> web.Response:
     """Say which requests of a sampler ended after the client's cursor."""
     body = bodies.read(request.data, bodies.RetrieveFutures)
     sampler = await door.sampler(request.owner, body.target.sampling_session_id)
     if not 0 <= body.target.cloned_sampler_id <= sampler.copies:
         raise unknown(f"copy of {sampler.id}", str(body.target.cloned_sampler_id))
-    door.heard(sampler.session)
+    door.renew_lease(sampler.session)
     door.samples.forget(body.retrieved_request_ids, request.owner)
     seconds = 0.0 if body.timeout == 0 else door.hold
-    ended, cursor = await door.samples.ended(
+    ended, cursor = await door.samples.wait_for_ended(
         sampler.id, body.target.cloned_sampler_id, body.prev_cursor, seconds
     )
     completions = [
@@ -49,7 +49,7 @@ async def retrieve_many(door: Door, request: Asked) -> web.Response:
     return answer({"completions": completions, "cursor": cursor})
 
 
-async def cancel(door: Door, request: Asked) -> web.Response:
+async def cancel(door: Door, request: ClientRequest) -> web.Response:
     """End a request for samples whose client left; a request of a model goes on."""
     body = bodies.read(request.data, bodies.OfRequest)
     door.samples.cancel(request.owner, body.request_id)

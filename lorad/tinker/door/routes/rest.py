@@ -8,7 +8,7 @@ from aiohttp import web
 
 from lorad.gateway.guard import answer
 from lorad.tinker.door.checkpoints import SAMPLER, WEIGHTS, iso, listed, path_of
-from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.door import ClientRequest, Door
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.state import Model
@@ -17,11 +17,11 @@ T = TypeVar("T")
 _MOST = 1000  # of a page
 
 
-def _page(request: Asked, everything: list[T], usual: int) -> tuple[list[T], dict[str, int]]:
+def _page(request: ClientRequest, everything: list[T], usual: int) -> tuple[list[T], dict[str, int]]:
     """Return the page of a list that a request asks for, and its cursor. Raises HttpError 422."""
     try:
-        limit = int(request.query.get("limit", usual))
-        offset = int(request.query.get("offset", 0))
+        limit = int(request.http.query.get("limit", usual))
+        offset = int(request.http.query.get("offset", 0))
     except ValueError:
         raise HttpError(422, "limit and offset are numbers") from None
     limit = min(max(limit, 1), _MOST)
@@ -30,14 +30,14 @@ def _page(request: Asked, everything: list[T], usual: int) -> tuple[list[T], dic
     return everything[offset : offset + limit], cursor
 
 
-async def training_runs(door: Door, request: Asked) -> web.Response:
+async def training_runs(door: Door, request: ClientRequest) -> web.Response:
     mine = [model for model in door.state.models.values() if model.owner == request.owner]
     page, cursor = _page(request, mine[::-1], 20)
     return answer({"training_runs": [await _run(door, model) for model in page], "cursor": cursor})
 
 
-async def training_run(door: Door, request: Asked) -> web.Response:
-    return answer(await _run(door, door.models.find(request.owner, request.parts["id"])))
+async def training_run(door: Door, request: ClientRequest) -> web.Response:
+    return answer(await _run(door, door.models.find(request.owner, request.http.match_info["id"])))
 
 
 async def _run(door: Door, model: Model) -> dict[str, Any]:
@@ -59,12 +59,12 @@ async def _run(door: Door, model: Model) -> dict[str, Any]:
     }
 
 
-async def run_checkpoints(door: Door, request: Asked) -> web.Response:
-    model = door.models.find(request.owner, request.parts["id"])
+async def run_checkpoints(door: Door, request: ClientRequest) -> web.Response:
+    model = door.models.find(request.owner, request.http.match_info["id"])
     return answer({"checkpoints": list(map(listed, await door.checkpoints.of(model)))})
 
 
-async def checkpoints(door: Door, request: Asked) -> web.Response:
+async def checkpoints(door: Door, request: ClientRequest) -> web.Response:
     mine = [
         checkpoint
         for model in list(door.state.models.values())
@@ -76,14 +76,14 @@ async def checkpoints(door: Door, request: Asked) -> web.Response:
     return answer({"checkpoints": list(map(listed, page)), "cursor": cursor})
 
 
-async def weights_info(door: Door, request: Asked) -> web.Response:
+async def weights_info(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.OfPath)
     model = (await door.checkpoints.find(request.owner, body.tinker_path)).model
     flags = {name: getattr(model.lora, name) for name in ("train_unembed", "train_mlp", "train_attn")}
     return answer({"base_model": model.base, "is_lora": True, "lora_rank": model.lora.rank} | flags)
 
 
-async def set_ttl(door: Door, request: Asked) -> web.Response:
+async def set_ttl(door: Door, request: ClientRequest) -> web.Response:
     path = await _own(door, request)
     body = bodies.read(request.data, bodies.Ttl)
     if body.ttl_seconds is not None and not 0 < body.ttl_seconds < 1e10:
@@ -92,31 +92,31 @@ async def set_ttl(door: Door, request: Asked) -> web.Response:
     return web.Response(status=204)
 
 
-async def publish(door: Door, request: Asked) -> web.Response:
+async def publish(door: Door, request: ClientRequest) -> web.Response:
     """Let all owners read a checkpoint, or no longer."""
-    door.state.mark(await _own(door, request), public=request.method == "POST")
+    door.state.mark(await _own(door, request), public=request.http.method == "POST")
     return web.Response(status=204)
 
 
-async def delete(door: Door, request: Asked) -> web.Response:
+async def delete(door: Door, request: ClientRequest) -> web.Response:
     door.state.mark(await _own(door, request), gone=True)
     return web.Response(status=204)
 
 
-async def _own(door: Door, request: Asked) -> str:
-    parts = request.parts
+async def _own(door: Door, request: ClientRequest) -> str:
+    parts = request.http.match_info
     path = path_of(parts["id"], parts["kind"], parts["name"])
     return (await door.checkpoints.find(request.owner, path, to_change=True)).path
 
 
-async def sessions(door: Door, request: Asked) -> web.Response:
+async def sessions(door: Door, request: ClientRequest) -> web.Response:
     mine = [session.id for session in door.state.sessions.values() if session.owner == request.owner]
     page, cursor = _page(request, mine[::-1], 20)
     return answer({"sessions": page, "cursor": cursor})
 
 
-async def session(door: Door, request: Asked) -> web.Response:
-    about = door.session(request.owner, request.parts["id"])
+async def session(door: Door, request: ClientRequest) -> web.Response:
+    about = door.session(request.owner, request.http.match_info["id"])
     samplers = [sampler.id for sampler in door.state.samplers.values() if sampler.session == about.id]
     return answer(
         {
@@ -128,6 +128,6 @@ async def session(door: Door, request: Asked) -> web.Response:
     )
 
 
-async def sampler(door: Door, request: Asked) -> web.Response:
-    about = await door.sampler(request.owner, request.parts["id"])
+async def sampler(door: Door, request: ClientRequest) -> web.Response:
+    about = await door.sampler(request.owner, request.http.match_info["id"])
     return answer({"sampler_id": about.id, "base_model": about.base, "model_path": about.path or None})

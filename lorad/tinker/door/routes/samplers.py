@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from lorad.gateway.guard import answer
 from lorad.protocol.batch import Sampling
 from lorad.tinker.door.checkpoints import SAMPLER
-from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.door import ClientRequest, Door
 from lorad.tinker.door.errors import BadRequest, HttpError
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.sampling import CLONE, Wish
@@ -33,11 +33,11 @@ _UNSUPPORTED = (
 )
 
 
-async def create(door: Door, request: Asked) -> web.Response:
+async def create(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.CreateSamplingSession)
     session = door.session(request.owner, body.session_id)
     id = f"{session.id}:sample:{body.sampling_session_seq_id}"
-    door.heard(session.id)
+    door.renew_lease(session.id)
     if id not in door.state.samplers:
         if sum(sampler.owner == request.owner for sampler in door.state.samplers.values()) >= _MOST_SAMPLERS:
             raise HttpError(400, f"you have {_MOST_SAMPLERS} samplers; finish the sessions that are over")
@@ -57,7 +57,7 @@ async def create(door: Door, request: Asked) -> web.Response:
     return answer({"sampling_session_id": id, "type": "create_sampling_session"})
 
 
-async def join(door: Door, request: Asked) -> web.Response:
+async def join(door: Door, request: ClientRequest) -> web.Response:
     """Number a copy of a sampler in another process: its requests count from 10^9 times that number."""
     body = bodies.read(request.data, bodies.OfSampler)
     sampler = await door.sampler(request.owner, body.sampling_session_id)
@@ -68,11 +68,11 @@ async def join(door: Door, request: Asked) -> web.Response:
     return answer({"client_counter": joined.copies, "type": "join_sampling_session"})
 
 
-async def asample(door: Door, request: Asked) -> web.Response:
+async def asample(door: Door, request: ClientRequest) -> web.Response:
     data = request.data
     body = bodies.read(data, bodies.Sample)
     sampler = await door.sampler(request.owner, body.sampling_session_id)
-    if sampler.version in door.cleaning.gone:
+    if sampler.version in door.cleaning.deleted:
         raise HttpError(404, f"the weights of sampler {sampler.id} were deleted, as its session is over")
     if not 0 <= body.seq_id < CLONE * (sampler.copies + 1):
         raise HttpError(400, f"seq_id {body.seq_id} is no number of a request of sampler {sampler.id}")
@@ -83,8 +83,8 @@ async def asample(door: Door, request: Asked) -> web.Response:
         limits = await door.limits(sampler.base)
         try:
             wish = await _wish(door, body, sampler, id, limits)
-        except (BadRequest, ValueError) as error:
-            raise HttpError(400, str(error)) from None
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
         name = sampler.version or str(door.models.bases[sampler.base])
         if door.samples.find(id) is None:  # the same request may have come twice at a time
             door.samples.start(id, digest, sampler.owner, name, wish)

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from lorad.gateway.guard import answer
-from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.door import ClientRequest, Door
 from lorad.tinker.door.errors import HttpError
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.state import Session
@@ -22,7 +22,7 @@ _UNEMBED = (
 )
 
 
-async def config(door: Door, request: Asked) -> web.Response:
+async def config(door: Door, request: ClientRequest) -> web.Response:
     """Tell the client how to behave; for what is left out it has its own defaults."""
     return answer(
         {
@@ -38,11 +38,11 @@ async def config(door: Door, request: Asked) -> web.Response:
     )
 
 
-async def dynamic_config(door: Door, request: Asked) -> web.Response:
+async def dynamic_config(door: Door, request: ClientRequest) -> web.Response:
     return answer({"refresh_interval_sec": 3600, "sample_cancel_enabled": True})
 
 
-async def capabilities(door: Door, request: Asked) -> web.Response:
+async def capabilities(door: Door, request: ClientRequest) -> web.Response:
     models = [
         {
             "model_name": name,
@@ -55,24 +55,24 @@ async def capabilities(door: Door, request: Asked) -> web.Response:
     return answer({"supported_models": models})
 
 
-async def create(door: Door, request: Asked) -> web.Response:
+async def create(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.CreateSession)
     # the client repeats the request with the same key when an answer was lost
-    key = request.headers.get("X-Idempotency-Key", secrets.token_hex())
+    key = request.http.headers.get("X-Idempotency-Key", secrets.token_hex())
     session = door.idempotent.get((request.owner, key))
     if session is None:
-        alive = sum(door.state.sessions[id].owner == request.owner for id in door.state.seen)
+        alive = sum(door.state.sessions[id].owner == request.owner for id in door.state.heard_at)
         if alive >= _MOST_SESSIONS:
             text = f"{alive} of your sessions are alive; close some, or wait until they are silent"
             raise HttpError(400, text)
         session = secrets.token_hex(8)
-        for old in [pair for pair, id in door.idempotent.items() if id not in door.state.seen]:
+        for old in [pair for pair, id in door.idempotent.items() if id not in door.state.heard_at]:
             del door.idempotent[old]
         door.idempotent[request.owner, key] = session
         metadata = body.user_metadata or {}
         note = Session(session, request.owner, time.time(), metadata, body.tags, body.display_name)
         door.state.note(replace(note, project=body.project_id))
-    door.heard(session)
+    door.renew_lease(session)
     warning = None
     version = re.match(r"(\d+)\.(\d+)", body.sdk_version)
     oldest, newest = _TRIED
@@ -83,24 +83,24 @@ async def create(door: Door, request: Asked) -> web.Response:
     return answer(about | {"warning_message": warning})
 
 
-async def heartbeat(door: Door, request: Asked) -> web.Response:
+async def heartbeat(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.OfSession)
     session = door.session(request.owner, body.session_id)
     if session.finished:
         raise HttpError(410, "this session has finished")
-    door.heard(session.id)
+    door.renew_lease(session.id)
     return answer({"type": "session_heartbeat"})
 
 
-async def finish(door: Door, request: Asked) -> web.Response:
+async def finish(door: Door, request: ClientRequest) -> web.Response:
     """End a session, whose models are parked soon; the first reason counts."""
-    session = door.session(request.owner, request.parts["id"])
+    session = door.session(request.owner, request.http.match_info["id"])
     body = bodies.read(request.data, bodies.Finish)
     if not session.finished:
         door.state.note(replace(session, finished=body.reason.type))
     return web.Response(status=204)
 
 
-async def telemetry(door: Door, request: Asked) -> web.Response:
+async def telemetry(door: Door, request: ClientRequest) -> web.Response:
     """Drop what the client says of itself, which has tracebacks and paths of its user."""
     return answer({"status": "accepted"})

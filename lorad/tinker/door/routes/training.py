@@ -17,29 +17,21 @@ from aiohttp import web
 from lorad.gateway.guard import answer
 from lorad.spec.numbers import NAME
 from lorad.tinker.door.checkpoints import WEIGHTS, Checkpoint, name_of
-from lorad.tinker.door.door import Asked, Door
+from lorad.tinker.door.door import ClientRequest, Door
 from lorad.tinker.door.errors import BadRequest, HttpError, cut
 from lorad.tinker.door.routes import bodies
 from lorad.tinker.door.routes.answers import PROTOBUF
 from lorad.tinker.door.state import Model, RequestedLora
 from lorad.tinker.door.wire import read_head, read_pass
-from lorad.tinker.records import (
-    Arguments,
-    Load,
-    Refused,
-    SaveSampler,
-    SaveWeights,
-    Step,
-    Unload,
-)
+from lorad.tinker.records import Arguments, Load, Refused, SaveSampler, SaveWeights, Step, Unload
 
 EXPORT = "lorad uploads no checkpoints: `lorad export RUN@VERSION DIR` makes a PEFT directory of one"
 _INTEGERS = 1 << 31
 
-_Route = Callable[[Door, Asked], Awaitable[web.Response]]
+_Route = Callable[[Door, ClientRequest], Awaitable[web.Response]]
 
 
-async def create_model(door: Door, request: Asked) -> web.Response:
+async def create_model(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.CreateModel)
     session = door.session(request.owner, body.session_id)
     await door.limits(body.base_model)
@@ -51,7 +43,7 @@ async def create_model(door: Door, request: Asked) -> web.Response:
     return _begun(door, model)
 
 
-async def load_weights(door: Door, request: Asked) -> web.Response:
+async def load_weights(door: Door, request: ClientRequest) -> web.Response:
     """Make a model of a checkpoint; or, for clients before 0.25, load it into a model that was not used."""
     body = bodies.read(request.data, bodies.LoadWeights)
     if body.session_id is None or body.model_seq_id is None:
@@ -80,7 +72,7 @@ async def load_weights(door: Door, request: Asked) -> web.Response:
     return _begun(door, msgspec.structs.replace(model, **origin))
 
 
-async def get_info(door: Door, request: Asked) -> web.Response:
+async def get_info(door: Door, request: ClientRequest) -> web.Response:
     body = bodies.read(request.data, bodies.OfModel)
     model = door.models.find(request.owner, body.model_id)
     data = {"arch": "lora", "model_name": model.base, "tokenizer_id": model.base}
@@ -88,10 +80,10 @@ async def get_info(door: Door, request: Asked) -> web.Response:
     return answer(about | {"is_lora": True, "lora_rank": model.lora.rank})
 
 
-async def forward_backward(door: Door, request: Asked) -> web.Response:
-    if request.content_type != PROTOBUF:
+async def forward_backward(door: Door, request: ClientRequest) -> web.Response:
+    if request.http.content_type != PROTOBUF:
         raise HttpError(422, "forward_backward is taken as protobuf: install tinker 0.25 or newer")
-    if request.headers.get("Content-Encoding", "identity") != "identity":
+    if request.http.headers.get("Content-Encoding", "identity") != "identity":
         raise HttpError(415, "compressed bodies are not taken")
     head = await asyncio.to_thread(read_head, request.data)
     model = door.models.find(request.owner, head.model_id)
@@ -103,7 +95,7 @@ async def forward_backward(door: Door, request: Asked) -> web.Response:
     return await _submit(door, model, head.seq, head.digest, arguments)
 
 
-async def unload_model(door: Door, request: Asked) -> web.Response:
+async def unload_model(door: Door, request: ClientRequest) -> web.Response:
     """End a model. The client does not number this request, which comes behind all others."""
     body = bodies.read(request.data, bodies.OfModel)
     model = door.models.find(request.owner, body.model_id)
@@ -122,7 +114,7 @@ async def _source(door: Door, owner: str, body: bodies.LoadWeights) -> tuple[Che
 def _numbered(arguments_of: Callable[[bytes, Model], Arguments]) -> _Route:
     """Make a route for a numbered request whose body is JSON."""
 
-    async def route(door: Door, request: Asked) -> web.Response:
+    async def route(door: Door, request: ClientRequest) -> web.Response:
         head = bodies.read(request.data, bodies.Numbered)
         digest = _digest(request.data)
         model = door.models.find(request.owner, head.model_id)
@@ -142,13 +134,13 @@ async def _submit(door: Door, model: Model, seq: int, digest: str, arguments: Ar
         raise HttpError(400, f"seq_id {seq} is no number of a request: they begin at 1")
     if model.failed:
         raise HttpError(400, model.failed)
-    door.heard(model.session)
+    door.renew_lease(model.session)
     await door.models.submit(model, seq, digest, arguments)
     return answer({"request_id": f"{model.id}:{seq}", "model_id": model.id})
 
 
 def _begun(door: Door, model: Model) -> web.Response:
-    door.heard(model.session)
+    door.renew_lease(model.session)
     door.models.create(model)
     return answer({"request_id": f"{model.id}:0", "model_id": model.id})
 

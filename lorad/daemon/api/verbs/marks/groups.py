@@ -13,25 +13,22 @@ from lorad.records.runs import RunGroup
 from lorad.spec.errors import NAME_HINT
 from lorad.spec.numbers import NAME
 from lorad.store import groups
-from lorad.store.rows import GroupRow
 
 
 async def list_groups(ctx: Context, call: Call) -> list[RunGroup]:
     """List the groups of runs that the caller may see."""
-    return [_view(row) for row in seen(ctx, call.caller, groups.groups(ctx.store))]
+    rows = seen(ctx, call.caller, groups.groups(ctx.store))
+    return [of_row(RunGroup, row, owner=user_name(row.owner_uid)) for row in rows]
 
 
 async def limit_group(ctx: Context, call: Call) -> RunGroup:
-    """Let so many runs of a group of the caller's work at a time. Raises SpecError for what is no name."""
+    """Set how many runs of a group of the caller's work at a time. Raises SpecError for what is no name."""
     name = call.request.match_info["group"]
     limit = call.json(GroupRequest).limit
     if not re.match(NAME, name):
         raise SpecError(f"{name} is no name of a group", hint=NAME_HINT)
     groups.set_limit(ctx.store, call.caller.uid, name, limit)
     ctx.loop.poke()
+    owner = call.caller.name
     mine = (row for row in groups.groups(ctx.store) if (row.owner_uid, row.name) == (call.caller.uid, name))
-    return next((_view(row) for row in mine), RunGroup(name, call.caller.name))
-
-
-def _view(row: GroupRow) -> RunGroup:
-    return of_row(RunGroup, row, owner=user_name(row.owner_uid))
+    return next((of_row(RunGroup, row, owner=owner) for row in mine), RunGroup(name, owner))

@@ -1,10 +1,11 @@
-"""Tags and notes of runs; they mean nothing to lorad."""
+"""Names, tags and notes of runs."""
 
 from lorad.daemon.api.call import Call
 from lorad.daemon.api.views import run_view
 from lorad.daemon.context import Context
+from lorad.daemon.runs.rename import rename as rename_run
 from lorad.errors import SpecError
-from lorad.records.requests import LabelRequest
+from lorad.records.requests import LabelRequest, RenameRequest
 from lorad.records.runs import Run
 from lorad.spec.model import TAGS
 from lorad.store import events, runs
@@ -25,3 +26,10 @@ async def label(ctx: Context, call: Call) -> Run:
             data = {"tags": tags, "note": note, "by": call.caller.name}
             events.append(ctx.store, run.name, "labels", data)
     return run_view(ctx, runs.get(ctx.store, call.run))
+
+
+async def rename(ctx: Context, call: Call) -> Run:
+    """Give a run that does not work another name; see `lorad/daemon/runs/rename.py` for what that refuses."""
+    run = rename_run(ctx, call.run, call.json(RenameRequest).name, call.caller.name)
+    ctx.loop.poke()
+    return run_view(ctx, run)
