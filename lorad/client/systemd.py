@@ -133,8 +133,8 @@ def write_unit(unit: Unit, *, force: bool = False) -> None:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(unit.path, unit.text(os.environ).encode(), mode=0o644)
     except OSError as error:
-        is_root = "A unit of the machine is root's to write: `sudo`."
-        hint = is_root if unit.system else "Mend the directory's mode."
+        of_machine = "A unit of the machine is root's to write: `sudo`."
+        hint = of_machine if unit.system else "Mend the directory's mode."
         raise StorageError(f"{unit.path} cannot be written: {error.strerror}", hint=hint) from error
 
 

@@ -72,8 +72,8 @@ async def reconcile(ctx: Context) -> None:
 
 def _tidy(ctx: Context) -> None:
     """Let shims that are over leave the process table, and empty the WAL where it is large."""
-    ctx.readers.tidy()
     ctx.processes.collect()
+    ctx.readers.tidy()
 
 
 def _ingest(ctx: Context) -> None:

@@ -205,7 +205,7 @@ def _wait_for_group(pool: _PoolConnection, request: _Json) -> Any:
     """Wait for room, saying what is lacking; returns the group. The daemon decides for how long.
 
     Nodes that had the base and have room are tried first, but not where servers have nodes of their own: a
-        bundle that is bound to a node is on no other when that one dies.
+    bundle that is bound to a node is on no other when that one dies.
     """
     setup = request["setup"]
     if not setup.get("rollout_nodes"):

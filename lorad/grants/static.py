@@ -207,5 +207,5 @@ async def main(request: GrantRequest) -> int:
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=GrantRequest)
-    sys.exit(asyncio.run(main(asked)))
+    request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=GrantRequest)
+    sys.exit(asyncio.run(main(request)))

@@ -53,7 +53,7 @@ async def serve(
 
     Compressed bodies stay packed: a kilobyte of gzip can be a gigabyte.
 
-    listeners: unix sockets, bound sockets of the loopback, and numbers of its ports, or None; a port that
+    listeners: Unix sockets, bound sockets of the loopback, and numbers of its ports, or None; a port that
         somebody else has is tried again and again, and the others work meanwhile.
     name: what serves, for the log.
     goodbye: seconds for requests under way to end.

@@ -167,8 +167,8 @@ class Node:
         async with self._opened(hello, is_done=False) as (reader, _):
             draft = into / f".tmp-{name.rpartition('/')[2]}"
             with self._as_lost():
-                announced = await streams.answer_of(reader, Files)
-                await streams.receive_files(reader, draft, announced.files)
+                answer = await streams.answer_of(reader, Files)
+                await streams.receive_files(reader, draft, answer.files)
             await asyncio.to_thread(_move, draft, into)
 
     @asynccontextmanager

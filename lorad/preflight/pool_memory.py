@@ -126,7 +126,7 @@ def pool_memory(
     """Return bytes by part, over all processes of the pool; with `warm`, what one more run takes of one.
 
     On GPUs trainers of ranks move their base away while a server is awake, which sleeps while they train:
-        there the side that is larger counts.
+    there the side that is larger counts.
     """
     dtype = _dtype_of(spec, model, device)
     if warm:

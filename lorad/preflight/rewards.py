@@ -147,12 +147,12 @@ def try_rewards(
         sample, error = failed[0]
         text = sample.completion
         shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
-        such = f"made-up completions of the first rows, such as {shown}: {error}"
+        failure = f"made-up completions of the first rows, such as {shown}: {error}"
         if len(failed) == len(tried) and most_failures < 1:
-            problem = f"{name} fails on {such}"
+            problem = f"{name} fails on {failure}"
             raise SpecError(problem, key=key, hint=_FORMS if name != "judge" else "See docs/rewards.md.")
         warnings.append(
-            f"{key}: {name} fails on {len(failed)} of {len(tried)} {such}; "
+            f"{key}: {name} fails on {len(failed)} of {len(tried)} {failure}; "
             "in a run such a sample has no reward"
         )
     return warnings

@@ -47,7 +47,7 @@ class Heart:
     """Beats in a thread from `start` to `stop`, or to the end of the process; threads say what they do.
 
     A thread that hangs is not hidden by another one: `progress` grows when all busy threads have got on since
-        it grew last.
+    it grew last.
     """
 
     def __init__(self) -> None:

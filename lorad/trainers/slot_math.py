@@ -11,9 +11,8 @@ from lorad.errors import AdapterRefused
 from lorad.protocol.batch import Optimizer
 
 _NORMAL_STD = 0.2
-_NORMED_AT_ONCE = (
-    2**18
-)  # a CPU adds squares in a few fp32 lanes: over 2**27 the norm is off by 2 %, here 4e-5
+# a CPU adds squares in a few fp32 lanes: over 2**27 numbers the norm is off by 2 %, here 4e-5
+_NORMED_AT_ONCE = 2**18
 
 Spans = Sequence[tuple[slice, bool]]  # the runs that a flat vector is made of, and whether each is of B
 

@@ -10,7 +10,7 @@ from lorad.cli.commands.show import _spec_lines
 from lorad.cli.compared import _show, compared
 from lorad.records.runs import Attempt, Beginning, RunDetails
 from lorad.spec.model import Spec, to_json
-from lorad.spec.text import override as key_of_override
+from lorad.spec.text import override as with_overrides
 
 
 def a_run(name: str, *attempts: Attempt, lr: float = 0.1, begun: Beginning | None = None) -> RunDetails:
@@ -37,10 +37,10 @@ REWARDS = "reward={name: regex, pattern: '[0-9]+'}", "reward=[exact_match, {name
 
 @pytest.mark.parametrize("override", REWARDS)
 def test_a_reward_is_shown_as_written(override: str, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = json.loads(to_json(key_of_override(Spec(), [override])))
+    spec = json.loads(to_json(with_overrides(Spec(), [override])))
     (line,) = [one for one in _spec_lines(spec) if one.startswith("reward=")]
     assert "weight" not in line and '{"name": "regex", "pattern": "' in line
-    assert json.loads(to_json(key_of_override(Spec(), [line]))) == spec
+    assert json.loads(to_json(with_overrides(Spec(), [line]))) == spec
     other = a_run("b")
     _show(compared((replace(other, spec=spec), other), []), other, other)
     assert "max_failures" not in capsys.readouterr().out

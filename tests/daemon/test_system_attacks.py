@@ -72,12 +72,12 @@ async def test_trial_waits_for_its_reader(home: Path, program: str, says: str) -
         events, spec = asyncio.Queue[TrialEvent](3), convert({"trainer": {"steps": 2}})
         body = TrialRequest("", "a.yaml", "/")
         work = asyncio.create_task(_play(api.ctx, os.getuid(), spec, body, events))
-        heard = [await events.get() for _ in range(3)]
+        answers = [await events.get() for _ in range(3)]
         if says:
-            assert heard[-1].error is not None and says in heard[-1].error.message
+            assert answers[-1].error is not None and says in answers[-1].error.message
         else:
             await until(events.full)
-            assert not work.done() and heard[-1] == TrialEvent("phase", "x")
+            assert not work.done() and answers[-1] == TrialEvent("phase", "x")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -88,8 +88,8 @@ async def test_trial_needs_no_evaluation(home: Path) -> None:
         api.ctx.processes.commands = replace(api.ctx.processes.commands, trial=trial)
         events, spec = asyncio.Queue[TrialEvent](), convert({"checkpoint": {"keep_best": 1}})
         await _play(api.ctx, os.getuid(), spec, TrialRequest("", "a.yaml", "/"), events)
-        heard = [events.get_nowait() for _ in range(events.qsize())]
-        assert heard[-1] == TrialEvent("end")
+        answers = [events.get_nowait() for _ in range(events.qsize())]
+        assert answers[-1] == TrialEvent("end")
 
 
 async def test_strange_file_names_do_not_stop_gc(home: Path) -> None:

@@ -283,6 +283,7 @@ def test_an_error_in_a_stream_is_a_refusal() -> None:
 def test_metrics_of_one_name_are_added_up() -> None:
     text = '# TYPE sglang:x counter\nsglang:x_total{a="1"} 2.0\nsglang:x_total{a="2"} 3.0\nsglang:y 1e3\n'
     assert summed(text) == {"sglang:x_total": 5.0, "sglang:y": 1000.0}
+    assert summed("Bad gateway\n" + text) == summed(text)
 
 
 def test_unseeded_request_gets_one_seed_on_all_ranks() -> None:

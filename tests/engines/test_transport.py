@@ -43,6 +43,14 @@ def test_adapter_travels_whole_and_can_be_removed(memory: Path, tmp_path: Path) 
     assert not list(memory.iterdir())
 
 
+def test_a_closed_transport_writes_nothing(memory: Path, tmp_path: Path) -> None:
+    made = ServerTransport(tmp_path, "base")
+    made.close()
+    with pytest.raises(StorageError, match="could not be written"):
+        made.put("run@1", random_adapter(SHAPES, 1))
+    assert not list(memory.iterdir())
+
+
 def test_a_full_memory_sends_adapters_over_the_disk(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """What the trainer's work comes to: tokens, memory, the share of what its devices could compute."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from lorad.driver.attempt.metrics import trainer_metrics
 from lorad.pool.work import WorkDone, WorkRate, peak_of, tokens_of
 from lorad.protocol.batch import Batch
-from lorad.protocol.calls import Stepped
+from lorad.protocol.calls import Nothing, Stepped
+from lorad.protocol.status import PoolStatus, TrainerStatus
 from lorad.trainers.base import TrainerHealth
+from tests.kit.pool_kit import running_pool
 
 BATCH = Batch.of([(np.zeros(5, np.int32), [np.zeros(3, np.int32), np.zeros(4, np.int32)])])
 
@@ -70,6 +73,16 @@ async def test_looking_meanwhile_keeps_the_steps_peak() -> None:
     assert (await done.health()).memory_peak == 9
     assert await done.take_memory() == (2, 9)
     assert await done.take_memory() == (2, 4)
+
+
+def test_status_has_what_the_trainer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def health() -> TrainerHealth:
+        return TrainerHealth(detail="rank 1 waits", memory=2, memory_peak=9)
+
+    with running_pool(tmp_path) as running, running.connect() as connection:
+        monkeypatch.setattr(running.pool.work, "health", health)
+        status: PoolStatus = connection.call("status", Nothing())
+    assert status.trainer == TrainerStatus(True, "rank 1 waits", here=True, memory=2, memory_peak=9)
 
 
 def test_rates_of_several_updates_are_time_weighted() -> None:

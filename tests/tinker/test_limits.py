@@ -77,6 +77,16 @@ async def test_a_request_cancelled_at_once_has_ended(world: World) -> None:
     assert samples._under_way["alice"] == 0
 
 
+async def test_results_forgotten_early_count_nothing(world: World) -> None:
+    """A client that names a request before it has ended gets no room for more results by it."""
+    samples: Any = world.door.samples
+    wish = sampling.Wish(np.array([5], np.int32), np.array([7], np.uint64), Sampling(1))
+    samples.start("s:1", "digest", "alice", "a@1", wish)
+    samples.find("s:1").body = b"result"
+    samples.forget(["s:1"], "alice")
+    assert samples._result_bytes["alice"] == 0
+
+
 async def test_one_owner_has_so_many_bytes_waiting(tmp_path: Path) -> None:
     """Once they have results the next are taken; others notice nothing, and a new door counts the same."""
     home = home_with_keys(tmp_path / "home")

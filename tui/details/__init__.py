@@ -1,1 +1,1 @@
-"""One screen for a table and what stands above it: the bill, a device, the nodes, a pool."""
+"""The screen of a table and what stands above it, and its classes: the bill, a device, the nodes, a pool."""

@@ -67,7 +67,7 @@ class EventsTab(FilteredTab):
         self._table = self.query_one(Rows)
 
     def read(self, client: Client, changes: Changes, run: RunDetails) -> News | None:
-        is_all = changes.everything or len(changes.events) == EVENTS  # else some may have been left out
+        is_all = changes.everything or len(changes.events) == EVENTS  # some may be missing
         if is_all:
             events = client.history(self.run_name, limit=_HISTORY)
         else:

@@ -160,7 +160,7 @@ def together(
 
 
 def one_by_one(sides: Sequence[ComparedGroup], look: Look) -> list[TextSection]:
-    """Return one prompt at several steps, in order. The sides that are not here have no keys."""
+    """Return one prompt at several steps, in order. Only the side that the table shows has keys."""
     last = sides[-1].group
     blocks = _asked(f"prompt {last.id}", last, look)
     for side in sides:

@@ -158,9 +158,11 @@ def versions(facts: RunFacts, room: PageText) -> str:
         ]
         for number, version in sorted(shown.items())
     ]
+    if not rows:
+        return ""
     heads = ("version", "step", "sha256", "attested", "how", "used as")
     about = tag("p", room.text(note, len(note)), class_="note")
-    return section("Versions", about, table(heads, rows)) if rows else ""
+    return section("Versions", about, table(heads, rows))
 
 
 def cost(facts: RunFacts, room: PageText) -> str:

@@ -60,6 +60,7 @@ class FarDaemon(msgspec.Struct):
     user: who is logged in.
     running: whether a daemon answers there.
     login: the home directory of that user.
+    alarms: when alarms are raised there.
     is_dialled: whether each connection is carried by a `lorad daemon dial` there, as sshd forwards none; this
         is found out here.
     """

@@ -116,8 +116,12 @@ def is_taken(device: Device) -> bool:
     if path is None:
         return False
     try:
-        with open_file(path, links=False) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # BlockingIOError among them
+        file = open_file(path, links=False)
+    except OSError:
         return True
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False

@@ -106,7 +106,7 @@ def quota_of(ctx: Context, user: str, uid: int, at: float | None = None) -> Quot
     now = time.time() if at is None else at
     hours = hours_of(ctx).get(uid, [])
     used = sum(seconds for hour, seconds in hours if hour >= _first(quota, now))
-    again = enough_again(hours, quota, now) if used >= quota.most * HOUR else None
+    again = enough_again(hours, quota, now) if used / HOUR >= quota.most else None
     return Quota(user, used / HOUR, quota.most, quota.per, again)
 
 
@@ -118,11 +118,11 @@ def enough_again(hours: Hours, quota: DeviceHours, now: float) -> float | None:
     counted = sorted((hour, seconds) for hour, seconds in hours if hour >= _first(quota, now))
     left = sum(seconds for _, seconds in counted)
     for hour, seconds in counted:
-        if left < quota.most * HOUR:
+        if left / HOUR < quota.most:
             break
         left = left - seconds
         now = hour + HOUR + quota.seconds
-    return now if left < quota.most * HOUR else None
+    return now if left / HOUR < quota.most else None
 
 
 def quotas_of(

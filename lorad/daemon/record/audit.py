@@ -111,13 +111,13 @@ def _audit_step(
 ) -> Iterator[str]:
     if not fact.samples:
         return
-    own = directory.attempt(record.attempt)
-    place = own.work / own.spec.name
-    spec = from_json(read_file(place if place.exists() else directory.spec, SPEC_BODY_BYTES))
     name = f"{record.run}@{fact.version}"
     if made_by is None:
         yield f"its samples are of {name}, which no record before it knows"
-    else:
+    own = directory.attempt(record.attempt)
+    place = own.work / own.spec.name
+    spec = from_json(read_file(place if place.exists() else directory.spec, SPEC_BODY_BYTES))
+    if made_by is not None:
         attested = msgspec.convert(made_by.version.data, VersionFact).attested
         if attested not in _ATTESTED:
             yield f"its samples are of {name}, whose attestation is {attested!r}"

@@ -91,9 +91,9 @@ def _check_base(run: VerifiedRun, records: list[Record]) -> _Findings:
         sha256 = weights_sha256(run.model_path, run.quantize)
     except (LoradError, OSError) as error:
         return str(run.model_path), [f"{run.model_path}: {error}"]
-    has = f"{run.model_path}: its weights have sha256 {sha256}"
+    weights = f"{run.model_path}: its weights have sha256 {sha256}"
     differing = {attempt: digest for attempt, digest in digests.items() if digest != sha256}
-    problems = [f"{has}, attempt {attempt} trained on {digest}" for attempt, digest in differing.items()]
+    problems = [f"{weights}, attempt {attempt} trained on {digest}" for attempt, digest in differing.items()]
     return f"{run.model_path}, {counted(len(digests), 'attempt')}", problems
 
 

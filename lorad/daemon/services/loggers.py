@@ -35,15 +35,15 @@ def _look(ctx: Context) -> dict[int, Upkeep]:
     active = {run.name: run for run in runs.in_states(ctx.store, *ACTIVE) if spec_of(run).loggers}
     is_first = ctx.services.followed is None
     followed = ctx.services.followed or {}
-    ctx.services.followed = followed
     left = [name for name, (_, run) in followed.items() if not run.is_over and name not in active]
+    over = runs.with_loggers(ctx.store) if is_first else runs.named(ctx.store, left) if left else []
     for name in left:
         followed.pop(name)
-    over = runs.with_loggers(ctx.store) if is_first else runs.named(ctx.store, left) if left else []
     for run in (*over, *active.values()):
         specs = [*(spec_of(run).loggers or [])]
         facts = FollowedRun(run.name, run.directory, specs, is_over=run.name not in active)
         followed[run.name] = run.owner_uid, facts
+    ctx.services.followed = followed
     return while_needed(ctx, LOGGERS, {uid for uid, _ in followed.values()}, seconds=0.0)
 
 

@@ -151,8 +151,8 @@ def _look_at_alarms(ctx: Context) -> None:
         clocks[run.name] = clock
         messages = []
         for alarm in alarms([run], ctx.config.alarms, clock.ahead + time.monotonic()):
-            said = AlarmFacts(alarm.level, alarm.kind, alarm.says)
-            messages.append(message_of("alarm", now, _facts(run), said))
+            facts = AlarmFacts(alarm.level, alarm.kind, alarm.says)
+            messages.append(message_of("alarm", now, _facts(run), facts))
         outbox = _post(ctx, outbox, run, messages)
     ctx.services.clocks = clocks
     _keep_outbox(ctx, outbox)

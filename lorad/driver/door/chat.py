@@ -73,7 +73,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def chat_of(request: Mapping[str, Any], how: Sampling) -> Chat:
-    """Check a request, which can sample fewer tokens, and in no other way. Raises DoorRefusal."""
+    """Check a request; of the sampling it may only lower the number of tokens. Raises DoorRefusal."""
     fixed = {"temperature": how.temperature, "top_p": how.top_p}
     for key, value in request.items():
         if key in _HARMLESS or value is None:

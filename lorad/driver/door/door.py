@@ -109,7 +109,7 @@ class Door:
         self._visits: dict[str, Visit] = {}
         self._bound_port: Future[int] = Future()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="door")
+        self._thread = threading.Thread(target=self._live, name="door")
         self._thread.start()
         self._port = self._bound_port.result()
 
@@ -126,6 +126,14 @@ class Door:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
+    def _live(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._bound_port.done():
+                raise
+            self._bound_port.set_exception(error)
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=_MOST_BYTES)
@@ -134,18 +142,13 @@ class Door:
         for path, answer in answers.items():
             app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._visited, answer))
         app.router.add_get("/episodes/{secret}/v1/models", partial(self._visited, self._models))
-        try:
-            listener = socket.create_server((LOCAL, 0))
-            listeners: list[Listener] = [listener]
-            if self._path is not None:
-                listeners.append(SocketFile(self._path))
-            async with serve(app, listeners, _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
-                self._bound_port.set_result(int(listener.getsockname()[1]))
-                await self._ended.wait()
-        except BaseException as error:
-            if self._bound_port.done():
-                raise
-            self._bound_port.set_exception(error)
+        listener = socket.create_server((LOCAL, 0))
+        listeners: list[Listener] = [listener]
+        if self._path is not None:
+            listeners.append(SocketFile(self._path))
+        async with serve(app, listeners, _CONNECTIONS, name="the door", goodbye=_GOODBYE_SECONDS):
+            self._bound_port.set_result(int(listener.getsockname()[1]))
+            await self._ended.wait()
         await asyncio.sleep(0)  # for transports to close their sockets
 
     async def _visited(self, answer: _Answer, request: web.Request) -> web.Response:

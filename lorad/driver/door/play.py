@@ -28,7 +28,7 @@ _MOST_PLAYERS = 1024  # episodes that are played at once
 def play_programs(
     session: Session, hosts: ProgramHosts, pool: Connection, job: SampleJob
 ) -> tuple[list[list[Sample]], Generated]:
-    """Play episodes of an agent program, see `play`.
+    """Play episodes of an agent program, see `play` in `lorad/driver/sampling/episodes.py`.
 
     An episode whose program fails is played again, `env.retry` times at most.
     """

@@ -23,7 +23,7 @@ _MOST = 256  # episodes under way at once
 def play_freely(
     session: Session, hosts: Hosts, pool: Connection, job: SampleJob
 ) -> tuple[list[list[Sample]], Generated]:
-    """Play episodes, each at its own pace; see `play`.
+    """Play episodes, each at its own pace; see `play` in `episodes.py`.
 
     The episodes of an example begin when the environments of all of them have, since they begin alike.
     """

@@ -266,7 +266,7 @@ class Workers:
                 self._have(self._growth.worth(len(self._workers)))
 
     def lost_first(self) -> str:
-        """Note that a first call took too long. Where none ever ended, no call begins, and returns why."""
+        """Note that a first call took too long. Returns why no other call begins; "" while one may."""
         with self._changed:
             if why := self._first.note_loss():
                 self._break(why)

@@ -32,7 +32,7 @@ class _Cohort:
     """Samples whose prompts were prefilled at once, left-padded to the longest of them.
 
     A cohort only shrinks, as its samples end: caches of sliding windows and of linear attention cannot be put
-        side by side where their lengths differ.
+    side by side where their lengths differ.
     """
 
     def __init__(self, model: GenericModel, groups: Sequence[SampleGroup]) -> None:

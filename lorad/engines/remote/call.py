@@ -259,7 +259,7 @@ async def score_batch(
 async def rank_texts(
     server: Server, name: str | None, texts: Sequence[np.ndarray], starts: Sequence[int], most: int
 ) -> Ranked:
-    """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `scored`."""
+    """Rank the tokens of texts on one server, see `Engine.ranked`. Raises as `score_batch`."""
 
     def rank_text(request: str, text: tuple[np.ndarray, int]) -> Awaitable[Ranked]:
         return server.dialect.ranked(server.http, request, name, text[0].tolist(), text[1], most)

@@ -152,7 +152,8 @@ def summed(text: str) -> dict[str, float]:
     """Return the values in Prometheus' text format by name, added up over their labels."""
     totals: dict[str, float] = {}
     for name, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", text, re.MULTILINE):
-        totals[name] = totals.get(name, 0.0) + float(value)
+        with contextlib.suppress(ValueError):  # it is no line of metrics
+            totals[name] = totals.get(name, 0.0) + float(value)
     return totals
 
 

@@ -196,7 +196,7 @@ class RemoteEngine(base.Engine):
     async def loaded(self) -> Sequence[base.LoadedVersion]:
         if not self._fleet.asleep:
             await self._serving_servers()
-        return [version.describe() for version in await self._holdings.reported()]
+        return [version.describe() for version in await self._holdings.list_reported()]
 
     async def generate(
         self, request: str, version: str, prompts: Sequence[Prompt], sampling: Sampling

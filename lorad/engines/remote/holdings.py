@@ -126,7 +126,7 @@ class Holdings:
                     await server.load(name, version.directory)
             then()
 
-    async def reported(self) -> list[_HeldRemote]:
+    async def list_reported(self) -> list[_HeldRemote]:
         """Return the versions that every serving server reports as loaded from the directory that it got.
 
         Raises EngineGone when none answered.

@@ -244,7 +244,7 @@ class Server:
         """Wait until the server hangs; returns a description.
 
         Only complete silence counts: a long prompt or a paused server is slow, not dead. A server without
-            work, or asleep, says nothing by itself: it is asked as often.
+        work, or asleep, says nothing by itself: it is asked as often.
         """
         while True:
             await asyncio.sleep(LOOK_SECONDS)

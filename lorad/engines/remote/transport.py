@@ -44,7 +44,8 @@ class ServerTransport:
         while True:
             temporary = root / f".tmp-{name}"
             try:
-                root.mkdir(mode=0o700, exist_ok=True)
+                if root != self.root:
+                    root.mkdir(mode=0o700, exist_ok=True)
                 temporary.mkdir(mode=0o700)
                 write_peft(adapter, temporary, self._base, self._called)
                 return temporary.rename(root / name)

@@ -174,15 +174,15 @@ class ChatShape(AnswerForm):
         text = splitter.add(piece.text)
         if piece.finish is None:
             return text, [], None
-        said = splitter.rest()
-        text += said.text + "".join(call.written for call in said.calls if call.arguments is None)
+        split = splitter.rest()
+        text += split.text + "".join(call.written for call in split.calls if call.arguments is None)
         calls = [
             {
                 "id": f"call_{secrets.token_hex(12)}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
             }
-            for call in said.calls
+            for call in split.calls
             if call.arguments is not None
         ][: self._most_calls]
         return text, calls, "tool_calls" if calls and piece.finish == "stop" else piece.finish

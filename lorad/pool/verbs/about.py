@@ -40,7 +40,11 @@ async def status(pool: Pool, _call: Call, _args: Nothing) -> PoolStatus:
         idle_seconds=pool.meter.idle_seconds,
         engine=health,
         trainer=TrainerStatus(
-            trainer.alive, trainer.detail, not pool.phases.is_base_away, trainer.memory, trainer.memory_peak
+            alive=trainer.alive,
+            detail=trainer.detail,
+            here=not pool.phases.is_base_away,
+            memory=trainer.memory,
+            memory_peak=trainer.memory_peak,
         ),
         kept=pool.loaded.kept(),
         capacity=Capacity(

@@ -135,7 +135,7 @@ class _HubReader:
     def _tried(
         self, work: Callable[[], Any], pauses: tuple[float, ...], again: Callable[[], None] | None = None
     ) -> Any:
-        """Ask the hub, and after failures that may pass again, behind `again`. Raises SpecError."""
+        """Ask the hub; after a failure that may pass, wait, call `again`, ask once more. Raises SpecError."""
         failed: Exception | None = None
         for pause in (*pauses, None):
             try:

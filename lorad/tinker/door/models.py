@@ -186,8 +186,7 @@ class Models:
 
     def _begin(self, model: Model) -> None:
         making = self._making.get(model.id)
-        is_to_be_made = making is None or (making.done() and making.exception() is not None)
-        if is_to_be_made and not model.failed:
+        if not model.failed and (making is None or (making.done() and making.exception() is not None)):
             self._making[model.id] = asyncio.create_task(self._make(model))
 
     async def _make(self, model: Model) -> None:

@@ -318,7 +318,8 @@ class SampleRequests:
 
     def _drop(self, id: str) -> None:
         request = self._requests.pop(id)
-        self._result_bytes[request.owner] -= len(request.body)
+        if request.done.is_set():  # otherwise its bytes are not counted yet, and will not be
+            self._result_bytes[request.owner] -= len(request.body)
 
     async def wait_for_ended(
         self, sampler: str, clone: int, cursor: int, seconds: float

@@ -254,11 +254,11 @@ class FsdpBody(Body):
             return
         keep = _pinned if self.device.type == "cuda" else Tensor.cpu
 
-        def kept(tensor: Tensor) -> Tensor:
+        def copy_on_host(tensor: Tensor) -> Tensor:
             self._on_host.append(keep(tensor))
             return self._on_host[-1]
 
-        self._move(kept)
+        self._move(copy_on_host)
 
     def onload(self) -> None:
         self._move(lambda tensor: tensor.to(self.device, non_blocking=True))

@@ -1,6 +1,5 @@
 """The weights of a sharded model: each rank reads its own rows, so that the whole model is in no memory."""
 
-import contextlib
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -64,13 +63,14 @@ def fill(
     is_whole = all(name in files for name in parts)
     names = _names_in_files(model, files)
     has_all = all(stored in files or name in fused for name, stored in names.items())
-    converts = False
-    with contextlib.suppress(ImportError):  # before transformers 5 modules are stored as they are
-        from transformers.conversion_mapping import get_model_conversion_mapping
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping as steps_of
         from transformers.core_model_loading import WeightConverter
-
-        converts = any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
-    if (parts or not converts) and is_whole and has_all:
+    except ImportError:  # before transformers 5 modules are stored as they are
+        converts = False
+    else:
+        converts = not parts and any(isinstance(step, WeightConverter) for step in steps_of(model))
+    if not converts and is_whole and has_all:
         log.info("every rank reads its own rows of %s", directory)
         _read_rows(model, files, names, parts, rounding)
     elif rounding.form is not None:

@@ -42,7 +42,7 @@ class Beats:
         """Count every rank as seen now: nobody looked for a while, and they may have been stopped with us."""
         self._seen = dict.fromkeys(self._seen, now)
 
-    def progressed(self) -> bool:
+    def has_progress(self) -> bool:
         """Return whether any rank has made progress since the last call."""
         before = self._progress
         self._progress = {
@@ -70,5 +70,5 @@ async def hung(config: Path, ranks: int, limit: float) -> str:
                 f"rank {rank} was hung: no heartbeat for {late[rank]:.0f} s" for rank in sorted(late)
             )
         looked = now
-        if beats.progressed():
+        if beats.has_progress():
             HEART.progress()

@@ -60,6 +60,8 @@ def test_time_of_enough_is_when_hours_leave() -> None:
     assert enough_again(hours, DeviceHours(3.5, "1d"), NOW) == first + 15 * HOUR
     assert enough_again(hours, DeviceHours(9.0, "1d"), NOW) == NOW
     assert enough_again(hours, DeviceHours(0.0, "1d"), NOW) is None
+    # 252 seconds are .07 hours, though .07 hours are more than 252 seconds to a computer
+    assert enough_again([(first, 252.0)], DeviceHours(0.07, "1d"), NOW) == first + 25 * HOUR
 
 
 def test_quota_ends_exactly_when_it_says(home: Path) -> None:

@@ -13,9 +13,11 @@ from lorad.box.config import Supervision
 from lorad.daemon import health
 from lorad.daemon.context import Context
 from lorad.daemon.process.processes import attempts_under, read_status
-from lorad.daemon.services import service, table
+from lorad.daemon.services import loggers, service, table
 from lorad.daemon.services.service import OWN, Failure, Service, ServiceProcess, Upkeep, on_table, stop
 from lorad.daemon.troubles import Item
+from lorad.errors import StorageError
+from lorad.loggers.table import FollowedRun
 from lorad.protocol.tables import STATE, read_state
 from tests.kit import daemon_world
 from tests.kit.daemon_world import open_context, reconciling, until
@@ -152,3 +154,16 @@ async def test_what_stays_is_not_started(home: Path, echo: Echo) -> None:
     ctx = open_context(home)
     table.keep_services(ctx)
     assert not list(attempts_under(home / "echo")) and not await stop(ctx, echo.row)
+
+
+async def test_an_unreadable_row_loses_no_followed_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    ctx = open_context(home)
+    followed = {"a": (0, FollowedRun("a", "/runs/a", [], is_over=False))}
+    ctx.services.followed = dict(followed)
+    monkeypatch.setattr(loggers.runs, "named", fail)
+    with pytest.raises(StorageError):
+        loggers._look(ctx)
+    assert ctx.services.followed == followed

@@ -225,6 +225,15 @@ def test_programs_are_played_ahead_and_resumed(running: Running) -> None:
     assert audit(run.run.root) == []
 
 
+def test_a_door_that_cannot_open_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("asyncio.events.new_event_loop", fail)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(OSError, match="too many open files"):
+        Door(threads)
+
+
 @pytest.mark.system
 def test_clients_at_the_last_moment_leave_nothing_open() -> None:
     with ThreadPoolExecutor(1) as threads:

@@ -272,7 +272,7 @@ def test_ranks_are_watched_from_their_first_beat(
     assert beats.look(0.0) == {}
     for rank in range(2):
         beat_file(tmp_path / "config.json", rank).write_text('{"at": 1, "progress": 1, "doing": ""}')
-    assert (beats.look(1.0), beats.progressed(), beats.progressed()) == ({0: 0.0, 1: 0.0}, True, False)
+    assert (beats.look(1.0), beats.has_progress(), beats.has_progress()) == ({0: 0.0, 1: 0.0}, True, False)
     os.utime(beat_file(tmp_path / "config.json", 0), ns=(0, 0))
     assert beats.look(200.0) == {0: 0.0, 1: 199.0}
     beats.forgive(200.0)

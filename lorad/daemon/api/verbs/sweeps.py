@@ -140,7 +140,7 @@ async def _preflight_all(
             if algorithm.kind == "rl":
                 kl = replace(kl, coef=float(algorithm.kl_coef > 0))
                 algorithm = Algorithm(name=algorithm.name, kl=kl, teacher=algorithm.teacher)
-            seen = replace(  # the part of a spec that its preflight depends on
+            part = replace(  # the part of a spec that its preflight depends on
                 point.spec,
                 name=None,
                 seed=0,
@@ -151,7 +151,7 @@ async def _preflight_all(
                 attest=Attest(tokens=point.spec.attest.tokens),
             )
             of_lora = [text for text in point.overrides if key_of_override(text).partition(".")[0] == "lora"]
-            key = (to_json(seen), *(text.encode() for text in (*doubts(point.spec), *of_lora)))
+            key = (to_json(part), *(text.encode() for text in (*doubts(point.spec), *of_lora)))
             if key not in facts_of:
                 own = replace(body, overrides=point.overrides)
                 place = point.reference and point.reference.directory
