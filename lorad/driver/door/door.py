@@ -128,7 +128,8 @@ class Door:
 
     def _live(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
         except BaseException as error:
             if self._bound_port.done():
                 raise
