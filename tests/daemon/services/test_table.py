@@ -19,6 +19,7 @@ from lorad.daemon.troubles import Item
 from lorad.errors import StorageError
 from lorad.loggers.table import FollowedRun
 from lorad.protocol.tables import STATE, read_state
+from lorad.store import runs
 from tests.kit import daemon_world
 from tests.kit.daemon_world import open_context, reconciling, until
 
@@ -163,7 +164,7 @@ async def test_an_unreadable_row_loses_no_followed_run(home: Path, monkeypatch: 
     ctx = open_context(home)
     followed = {"a": (0, FollowedRun("a", "/runs/a", [], is_over=False))}
     ctx.services.followed = dict(followed)
-    monkeypatch.setattr(loggers.runs, "named", fail)
+    monkeypatch.setattr(runs, "named", fail)
     with pytest.raises(StorageError):
         loggers._look(ctx)
     assert ctx.services.followed == followed
