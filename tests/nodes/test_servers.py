@@ -332,7 +332,7 @@ async def test_a_node_may_return_under_its_name(tmp_path: Path) -> None:
 async def test_another_base_on_a_node_is_refused(tmp_path: Path) -> None:
     async with nodes(tmp_path) as (_, hosts):
 
-        async def other(directory: Path, quantize: str | None) -> str:
+        async def other(directory: Path) -> str:
             return "0" * 64
 
         with pytest.MonkeyPatch.context() as patched:
