@@ -76,7 +76,7 @@ def note(text: str) -> None:
 
 
 def telling(client: "Client", *, quiet: bool) -> "Client":
-    """Have a client show what the daemon does while it waits, or hear it for nobody: who hears waits on."""
+    """Have a client show what the daemon does while it waits; without a terminal it is heard all the same."""
     return client.telling((lambda words: None) if quiet or not sys.stderr.isatty() else doing)
 
 

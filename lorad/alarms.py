@@ -124,10 +124,10 @@ def _of_run(run: Run, limits: AlarmLimits, now: float) -> _RunAlarms:
     if run.state == "running":
         yield from _of_signals(run, limits)
         step = run.signals.at or 0.0
-        begun = run.signals.begun or run.started_at or 0.0
-        since = max(step, begun)
+        began = run.signals.begun or run.started_at or 0.0
+        since = max(step, began)
         if limits.stall is not None and since and not run.signals.on_request:
-            is_first = step < begun
+            is_first = step < began
             took = run.rates.step_seconds or 0.0
             quiet = now - since
             if quiet > max(limits.stall * (_FIRST if is_first else 1.0), _SLOW * took):

@@ -1,4 +1,4 @@
-"""Check whether logging out ends the daemon and its runs: by logind's settings, and where they live."""
+"""Read from logind's settings, and from where processes live, whether a logout ends the daemon and runs."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What this machine grants to a process, by `/proc` and `/sys`: CPUs, memory, load, and its malloc.
+"""Read from `/proc` and `/sys` how many CPUs and how much memory a process has, the load, and its malloc.
 
 A container or a batch system grants less than the machine has: by CPU affinity, or by a quota of its cgroup
 (`cpu.max`, or `cpu.cfs_quota_us` of version 1) and a limit of its memory. Every group around a process limits

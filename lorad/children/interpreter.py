@@ -62,15 +62,15 @@ def installed(python: Path, names: Sequence[str]) -> Mapping[str, str]:
     try:
         printed = output_of([str(python), "-I", "-c", _ASK, *names], _ASK_SECONDS).strip()
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        raise NoInterpreter(f"it is no Python that works: {said.rpartition(chr(10))[2]}") from None
+        output = str(getattr(error, "stderr", None) or error).strip()
+        raise NoInterpreter(f"it is no Python that works: {output.rpartition(chr(10))[2]}") from None
     try:
         answer = json.loads(printed.rpartition("\n")[2])
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        said = f"printed {printed[:60]!r}" if printed else "printed nothing"
-        raise NoInterpreter(f"it is no Python: asked what is installed, it {said}")
+        output = f"printed {printed[:60]!r}" if printed else "printed nothing"
+        raise NoInterpreter(f"it is no Python: asked what is installed, it {output}")
     return answer
 
 

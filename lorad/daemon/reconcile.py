@@ -138,9 +138,9 @@ def _keep_log(ctx: Context) -> None:
 def _keep_database(ctx: Context) -> None:
     """Raises StorageError when another file, or none, has the name of the database that is open."""
     if not ctx.store.is_in_place:
-        what = f"{ctx.store.path} was removed or replaced"
+        trouble = f"{ctx.store.path} was removed or replaced"
         hint = "`lorad daemon stop`, then `lorad doctor --repair`: the journals have all of it."
-        raise StorageError(f"{what}; the daemon works with the old one, which ends with it", hint=hint)
+        raise StorageError(f"{trouble}; the daemon works with the old one, which ends with it", hint=hint)
 
 
 def _ring(ctx: Context) -> None:

@@ -69,7 +69,7 @@ class _UserFile(NamedTuple):
 
 
 class Rewarder(AbstractContextManager["Rewarder", None]):
-    """The rewards of a spec. A context manager: nothing of it is left running after `close`.
+    """The rewards of a spec, within a `with` block; no process of them outlives `close`.
 
     A sample fails alone: by an exception, by a value that is no finite number, by the time limit of its spec,
     by the death of its process; other samples are scored as if nothing had been. It is scored again,

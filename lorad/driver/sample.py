@@ -17,7 +17,7 @@ from lorad.driver.sampling.admission import draw, rate
 from lorad.driver.sampling.episodes import play
 from lorad.driver.sampling.free import play_freely
 from lorad.driver.sampling.generate import SampleJob, generate, joined
-from lorad.driver.sampling.routes import extended, routes_of, with_prompts
+from lorad.driver.sampling.routes import routes_of, with_prompts, with_routes
 from lorad.driver.score import worth
 from lorad.driver.session import Plan, Rollout, Sample, Session
 from lorad.envs.programs import ProgramHosts
@@ -237,7 +237,7 @@ def _sample(session: Session, example: Example, index: int, chunks: list[Chunk])
     text = session.tokenizer.completion(tokens.tolist(), session.spec.rollout.stop)
     read = len(example.tokens)
     size = tokens.size
-    routes, of_prompt = routes_of([extended(None, chunks, read, size)], [(read, size)])
+    routes, of_prompt = routes_of([with_routes(None, chunks, read, size)], [(read, size)])
     return Sample(
         example,
         index,

@@ -81,12 +81,12 @@ def run_suite(request: Wanted, suite: Suite) -> Evaluated:
     return replace(result, version=name, settings=used | {"suite_version": version})
 
 
-async def _done(kind: _Kind, socket: str, suite: Suite, asked: _Asked, cwd: str) -> int:
+async def _done(kind: _Kind, socket: str, suite: Suite, request: _Asked, cwd: str) -> int:
     """Run the suite to its end, and return its exit code."""
     async with opened(socket) as door:
         process = await asyncio.create_subprocess_exec(
             suite.python,
-            *("-m", *map(str, kind.command(asked, door))),
+            *("-m", *map(str, kind.command(request, door))),
             env=_OFFLINE | os.environ | past_proxies(os.environ) | kind.environment(door),
             cwd=cwd,
         )
@@ -106,22 +106,22 @@ def _version_of(python: str, package: str) -> str:
     return done.stdout.strip()
 
 
-def _lm_eval(asked: _Asked, door: Door) -> list[object]:
+def _lm_eval(request: _Asked, door: Door) -> list[object]:
     model = {
-        "model": asked.model,
+        "model": request.model,
         "base_url": f"{door.url}/v1/completions",
-        "tokenizer": asked.directory,
+        "tokenizer": request.directory,
         "num_concurrent": _AT_ONCE,
     }
     command: list[object] = ["lm_eval", "--model", "local-completions", "--model_args", json.dumps(model)]
-    command += ["--tasks", asked.task, "--output_path", asked.out]
-    if asked.settings.get("problems"):
-        command += ["--limit", asked.settings["problems"]]
+    command += ["--tasks", request.task, "--output_path", request.out]
+    if request.settings.get("problems"):
+        command += ["--limit", request.settings["problems"]]
     sampling: dict[str, Any] = {}
-    if asked.settings.get("max_new_tokens"):
-        sampling["max_gen_toks"] = asked.settings["max_new_tokens"]
-    if asked.settings.get("temperature"):
-        sampling |= {"temperature": asked.settings["temperature"], "do_sample": True}
+    if request.settings.get("max_new_tokens"):
+        sampling["max_gen_toks"] = request.settings["max_new_tokens"]
+    if request.settings.get("temperature"):
+        sampling |= {"temperature": request.settings["temperature"], "do_sample": True}
     return [*command, "--gen_kwargs", json.dumps(sampling)] if sampling else command
 
 
@@ -138,13 +138,19 @@ def _read_lm_eval(path: Path) -> Evaluated:
     return Evaluated(metrics=_with_score(metrics), problems=sum(counts))
 
 
-def _inspect(asked: _Asked, _: Door) -> list[object]:
-    command: list[object] = ["inspect_ai", "eval", asked.task, "--model", f"openai-api/lorad/{asked.model}"]
-    command += ["--log-format", "json", "--log-dir", asked.out, "--display", "plain"]
-    command += ["--max-connections", _AT_ONCE, "--temperature", asked.settings.get("temperature", 0.0)]
+def _inspect(request: _Asked, _: Door) -> list[object]:
+    command: list[object] = [
+        "inspect_ai",
+        "eval",
+        request.task,
+        "--model",
+        f"openai-api/lorad/{request.model}",
+    ]
+    command += ["--log-format", "json", "--log-dir", request.out, "--display", "plain"]
+    command += ["--max-connections", _AT_ONCE, "--temperature", request.settings.get("temperature", 0.0)]
     for key, option in (("problems", "--limit"), ("max_new_tokens", "--max-tokens")):
-        if asked.settings.get(key):
-            command += [option, asked.settings[key]]
+        if request.settings.get(key):
+            command += [option, request.settings[key]]
     return command
 
 

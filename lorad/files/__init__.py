@@ -121,8 +121,8 @@ def refuse_sparse(file: BufferedReader, path: Path) -> None:
     # else compressed, or not written out yet
     if (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < about.st_size:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
-        what = f"sparse: nothing was written at byte {hole} of {about.st_size}"
-        raise OSError(errno.EFBIG, what, str(path))
+        problem = f"sparse: nothing was written at byte {hole} of {about.st_size}"
+        raise OSError(errno.EFBIG, problem, str(path))
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 

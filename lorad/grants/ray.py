@@ -305,15 +305,15 @@ def _start_agents(request: _Json, group: Any, bundles: list[int], seconds: float
         )
         for node in nodes
     ]
-    for node, said in zip(nodes, _answers_of(starts, _START_SECONDS), strict=True):
-        if said.get("kind") == "Refused":
-            raise RefusedError(str(said.get("words")), str(said.get("hint", "")))
-        if "error" in said:
+    for node, answer in zip(nodes, _answers_of(starts, _START_SECONDS), strict=True):
+        if answer.get("kind") == "Refused":
+            raise RefusedError(str(answer.get("words")), str(answer.get("hint", "")))
+        if "error" in answer:
             raise RefusedError(
-                f"no agent starts on {node['node']}: {said['error']}",
+                f"no agent starts on {node['node']}: {answer['error']}",
                 f"Is lorad of this version there, at {python} (cluster.node_python)?",
             )
-        node["granted"] = {**said, "node": node["node"], "devices": node["devices"]}
+        node["granted"] = {**answer, "node": node["node"], "devices": node["devices"]}
     return nodes
 
 

@@ -67,23 +67,23 @@ class RemoteChild:
         with contextlib.suppress(LoradError):
             await self._node.ask(messages.Dump(name=self._asked.name))
 
-    def take(self, said: messages.ChildNews) -> None:
+    def take(self, news: messages.ChildNews) -> None:
         """Take what the agent says of this child."""
-        if isinstance(said, messages.Logged):
-            text = self._rest + said.text
+        if isinstance(news, messages.Logged):
+            text = self._rest + news.text
             end = text.rfind("\n") + 1
             if len(text) - end > _LINE:
                 end = len(text)
             self._rest = text[end:]
             self._append(text[:end])
-        elif isinstance(said, messages.Wrote):
+        elif isinstance(news, messages.Wrote):
             patterns = self._asked.follow
-            is_followed = any(fnmatch.fnmatchcase(said.file, pattern) for pattern in patterns)
-            if self._shadows is not None and "/" not in said.file and is_followed:
+            is_followed = any(fnmatch.fnmatchcase(news.file, pattern) for pattern in patterns)
+            if self._shadows is not None and "/" not in news.file and is_followed:
                 with contextlib.suppress(OSError):
-                    write_whole(self._shadows / said.file, said.text.encode(), durable=False)
+                    write_whole(self._shadows / news.file, news.text.encode(), durable=False)
         else:
-            self.finish(said.how)
+            self.finish(news.how)
 
     def finish(self, how: str) -> None:
         if not self._end.done():

@@ -46,9 +46,9 @@ class Control:
         """Answer requests until the connection ends; each sets `renew`."""
         reader, self._writer = pair
         while True:
-            asked: AnyRequest = await read(reader, AnyRequest)  # type: ignore[arg-type]
+            request: AnyRequest = await read(reader, AnyRequest)  # type: ignore[arg-type]
             renew.set()
-            self._spawn(self._answer(asked))
+            self._spawn(self._answer(request))
 
     def leave(self) -> bool:
         """Tell the pool that the agent was asked to end. Returns False when no pool has led it yet."""
@@ -72,34 +72,34 @@ class Control:
             async with self._saying:
                 await write(self._writer, message)
 
-    async def _answer(self, asked: AnyRequest) -> None:
+    async def _answer(self, request: AnyRequest) -> None:
         """Do what is asked, and answer with the result or the error."""
         value = ""
         try:
-            match asked:
+            match request:
                 case messages.Spawn():
-                    value = await self._start(asked)
+                    value = await self._start(request)
                 case messages.Stop():
-                    await self._child(asked.name).stop(asked.grace)
+                    await self._child(request.name).stop(request.grace)
                 case messages.Dump():
-                    await self._child(asked.name).dump()
+                    await self._child(request.name).dump()
                 case messages.Write():
-                    write_whole(inside(self._directory, asked.name), asked.text.encode(), durable=False)
+                    write_whole(inside(self._directory, request.name), request.text.encode(), durable=False)
                 case messages.Make():
-                    inside(self._directory, asked.name).mkdir(mode=0o700)
+                    inside(self._directory, request.name).mkdir(mode=0o700)
                 case messages.Remove():
-                    await asyncio.to_thread(_remove, inside(self._directory, asked.name))
+                    await asyncio.to_thread(_remove, inside(self._directory, request.name))
                 case messages.Trust():
-                    self._trust(asked.certificates)
+                    self._trust(request.certificates)
                 case messages.Leave():
                     self._on_leave()
                 case messages.Digest():
-                    value = await asyncio.to_thread(sha256_of, inside(self._directory, asked.name))
+                    value = await asyncio.to_thread(sha256_of, inside(self._directory, request.name))
                 case messages.Weights():
-                    value = await asyncio.to_thread(self._weights, Path(asked.directory))
-            await self._say(Done(id=asked.id, value=value))
+                    value = await asyncio.to_thread(self._weights, Path(request.directory))
+            await self._say(Done(id=request.id, value=value))
         except Exception as error:
-            await self._say(Failed(id=asked.id, error=to_wire(as_error(error))))
+            await self._say(Failed(id=request.id, error=to_wire(as_error(error))))
 
     def _child(self, name: str) -> Child:
         if (child := self.children.get(name)) is None:

@@ -286,21 +286,21 @@ class Node:
     async def _listen(self) -> None:
         try:
             while True:
-                said: AnyMessage = await streams.read(self._reader, AnyMessage)  # type: ignore[arg-type]
+                message: AnyMessage = await streams.read(self._reader, AnyMessage)  # type: ignore[arg-type]
                 self._heard = time.monotonic()
-                if isinstance(said, Done | Failed):
-                    future = self._waiting.get(said.id)
+                if isinstance(message, Done | Failed):
+                    future = self._waiting.get(message.id)
                     if future is None or future.done():
                         continue
-                    if isinstance(said, Done):
-                        future.set_result(said.value)
+                    if isinstance(message, Done):
+                        future.set_result(message.value)
                     else:
-                        future.set_exception(from_wire(said.error))
-                elif isinstance(said, Leaving):
+                        future.set_exception(from_wire(message.error))
+                elif isinstance(message, Leaving):
                     with contextlib.suppress(asyncio.InvalidStateError):  # it was asked to, too
                         self.leaving.set_result(None)
-                elif isinstance(said, ChildNews) and (child := self._children.get(said.name)):
-                    child.take(said)
+                elif isinstance(message, ChildNews) and (child := self._children.get(message.name)):
+                    child.take(message)
         except OSError as error:
             self.lose(f"its agent has gone ({error})")
         except Exception as error:  # it may say anything

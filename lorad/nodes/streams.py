@@ -53,12 +53,12 @@ async def write(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
 
 async def answer_of(reader: asyncio.StreamReader, kind: type[T]) -> T:
     """Return the other end's answer of this kind. Raises what it refused with, or Broken."""
-    said: AnyMessage = await read(reader, AnyMessage)  # type: ignore[arg-type]
-    if isinstance(said, Failed):
-        raise from_wire(said.error)
-    if not isinstance(said, kind):
-        raise Broken(f"{type(said).__name__} instead of {kind.__name__}")
-    return said
+    message: AnyMessage = await read(reader, AnyMessage)  # type: ignore[arg-type]
+    if isinstance(message, Failed):
+        raise from_wire(message.error)
+    if not isinstance(message, kind):
+        raise Broken(f"{type(message).__name__} instead of {kind.__name__}")
+    return message
 
 
 def list_files(directory: Path) -> tuple[FileEntry, ...]:
@@ -126,11 +126,11 @@ async def receive_files(
 async def _receive(
     reader: asyncio.StreamReader,
     path: Path,
-    said: FileEntry,
+    entry: FileEntry,
     pass_on: Callable[[bytes], Awaitable[None]] | None,
 ) -> None:
     digest = hashlib.sha256()
-    left = said.size
+    left = entry.size
     with path.open("xb") as file:
         while left:
             try:
@@ -145,7 +145,7 @@ async def _receive(
             if pass_on is not None:
                 await pass_on(data)
             left -= len(data)
-    if digest.hexdigest() != said.sha256:
+    if digest.hexdigest() != entry.sha256:
         raise IntegrityError(
             f"{path.name}: other bytes arrived than were sent", hint="Nothing was changed; try again."
         )

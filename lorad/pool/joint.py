@@ -69,20 +69,20 @@ class Joint:
     async def _work(self) -> None:
         while calls := await self._gathered():
             now = time.perf_counter()
-            for asked in calls:
-                asked.caller.wait(now - asked.at)
-            WORK.set(Together([asked.caller for asked in calls], [asked.tokens for asked in calls]))
+            for call in calls:
+                call.caller.wait(now - call.at)
+            WORK.set(Together([call.caller for call in calls], [call.tokens for call in calls]))
             try:
-                with self.returns.passing({asked.work.slot: asked.tokens for asked in calls}):
-                    stats = await self._trainer.forward_backward_many([asked.work for asked in calls])
+                with self.returns.passing({call.work.slot: call.tokens for call in calls}):
+                    stats = await self._trainer.forward_backward_many([call.work for call in calls])
             except Exception as error:
-                for asked in calls:
-                    if not asked.done.done():
-                        asked.done.set_exception(error)
+                for call in calls:
+                    if not call.done.done():
+                        call.done.set_exception(error)
             else:
-                for asked, own in zip(calls, stats, strict=True):
-                    if not asked.done.done():
-                        asked.done.set_result(own)
+                for call, own in zip(calls, stats, strict=True):
+                    if not call.done.done():
+                        call.done.set_result(own)
 
     async def _gathered(self) -> list[JointCall]:
         """Take the calls that have waited longest, at most one per slot and MOST_TOKENS tokens, off the

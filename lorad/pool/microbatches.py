@@ -108,7 +108,7 @@ def lend_cache(trainer: Any, engine: Any, room: Room) -> None:
 
 
 def _bytes(config: PoolSetup, facts: ModelFacts) -> int:
-    """Return the bytes for activations on each device: what bases, adapters and engine leave."""
+    """Return the bytes that bases, adapters and engine leave for activations on each device."""
     if config.device == "cpu":
         granted = read_machine().memory
         if granted >= NO_LIMIT:

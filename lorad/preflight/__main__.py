@@ -109,8 +109,8 @@ def preflight(
         box = Config() if is_known else load_config(Home(default_home()).config)
         usual = box.loggers if loggers is None else loggers
         chosen = own_or_usual(spec.loggers, usual, choose.refuse_unfit)
-        heard = box.notify if notify is None else notify
-        receivers = own_or_usual(spec.notify, heard, partial(deliver.refuse_unfit, cwd=cwd))
+        usual_notify = box.notify if notify is None else notify
+        receivers = own_or_usual(spec.notify, usual_notify, partial(deliver.refuse_unfit, cwd=cwd))
         if backends is not None:
             box = Config(backends=backends, cluster=cluster)
         with naming_adapter(spec, written):

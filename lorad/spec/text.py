@@ -46,7 +46,7 @@ def load_task(text: str, *, source: str = "spec", overrides: Sequence[str] = ())
 def places(section: str, text: str, source: str, overrides: Sequence[str]) -> dict[str, str]:
     """Return the dotted keys of a section that a text or an override gives, and where each stands."""
     data, origins = _read(text, source)
-    origins = origins | {key_of_override(one): f"override {one}" for one in overrides}
+    origins = origins | {key_of_override(written): f"override {written}" for written in overrides}
     where: dict[str, str] = {}
     parts = {section: assigned(data, overrides).get(section)}
     while parts:

@@ -61,14 +61,14 @@ def create(
     with store.write() as connection:
         if exists(store, name):
             raise Conflict(f"there is a run named {name}", hint=f"Choose another name, or `lorad rm {name}`.")
-        begun = {"from": None, "state": RunState.QUEUED, "by": owner}
+        about = {"from": None, "state": RunState.QUEUED, "by": owner}
         sql = (
             "SELECT max(json_extract(data, '$.attempt')) AS attempt FROM events WHERE run = ? "
             "AND kind IN ('removed', 'renamed')"
         )
         (last_attempt,) = store.tuples(sql, (name,))[0]
         row = {
-            "first_event": events.add(connection, name, "state", begun),
+            "first_event": events.add(connection, name, "state", about),
             "name": name,
             "owner": owner,
             "owner_uid": os.getuid() if owner_uid is None else owner_uid,

@@ -7,7 +7,7 @@ Each function asks the daemon, so it runs on a thread.
 from lorad.client.client import Client
 from lorad.records.versions import Checkpoint
 from lorad.states import RunState
-from lorad.text import size
+from lorad.text import counted, size
 from lorad.tui.actions.action import Values
 
 _QUEUED = "It has not begun: it leaves the queue and ends. It can be resumed later."
@@ -62,9 +62,9 @@ def of_rm(client: Client, run: str, _: Values) -> str:
     checkpoints = client.checkpoints(run)
     aliases = [name for version in versions for name in version.aliases]
     parts = [
-        _count(len(versions), "version"),
-        f"{_count(len(checkpoints), 'checkpoint')} ({size(sum(saved.bytes for saved in checkpoints))})",
-        f"the samples and logs of {_count(row.step, 'step')}",
+        counted(len(versions), "version"),
+        f"{counted(len(checkpoints), 'checkpoint')} ({size(sum(saved.bytes for saved in checkpoints))})",
+        f"the samples and logs of {counted(row.step, 'step')}",
     ]
     served = f" Served now as: {', '.join(aliases)}." if aliases else ""
     return f"{', '.join(parts[:-1])} and {parts[-1]} are deleted for good.{served}"
@@ -105,7 +105,3 @@ def _newest(checkpoints: list[Checkpoint]) -> int | None:
 
 def _steps(saved: int, step: int) -> str:
     return f"Step {step} is" if step == saved + 1 else f"Steps {saved + 1} to {step} are"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -92,7 +92,7 @@ def _spoken(text: str, calls: Sequence[ToolCall], at: int) -> Iterator[Part]:
 
 def _without_ends(text: str, start: int, end: int, at: int) -> Iterator[Part]:
     """Yield a part without the line breaks around it, if there is more than these."""
-    said = text[start:end].lstrip("\n")
-    start = end - len(said)
-    if said:
-        yield Part("said", at + start, at + start + len(said.rstrip("\n")))
+    thought = text[start:end].lstrip("\n")
+    start = end - len(thought)
+    if thought:
+        yield Part("said", at + start, at + start + len(thought.rstrip("\n")))

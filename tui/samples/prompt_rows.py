@@ -105,7 +105,7 @@ def sample_key(group: Group, place: int) -> str:
 
 
 class SampleRows:
-    """The rows of samples, which are made when the table shows them: a step may have thousands.
+    """Makes the row of a sample when the table shows it, since a step may have thousands.
 
     matches: by group and place, how often a search found something.
     places: by row the group, and the place of the sample in it.

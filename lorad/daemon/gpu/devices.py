@@ -15,6 +15,7 @@ from lorad.box import gpu_locks
 from lorad.box.gpus import VISIBLE, visible_gpus
 from lorad.files import open_file
 from lorad.protocol.nodes import NodesSetup
+from lorad.text import counted
 
 LOCKS = gpu_locks.DIRECTORY
 
@@ -79,7 +80,7 @@ def shape_of(setup: NodesSetup) -> NodesShape:
     """Describe what a pool asks its cluster for."""
     nodes = setup.bundles
     gpus = setup.devices
-    name = f"{nodes} node{'' if nodes == 1 else 's'}"
+    name = counted(nodes, "node")
     if gpus:
         name = f"{nodes} x {gpus} GPU{'' if gpus == 1 else 's'}"
     return NodesShape(name, "nodes of the cluster", 0, nodes=nodes, devices=gpus)

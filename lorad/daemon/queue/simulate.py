@@ -1,4 +1,4 @@
-"""Play the queue in thought: which run starts when, if each keeps its pace and no run comes, stops or fails.
+"""Simulate the queue to foresee when each run starts, if all keep their pace and none comes, stops or fails.
 
 Runs end after the steps that they have left; those that wait are then placed as a pass of placing would. The
 order of the queue stays as it is. Nothing is changed, and the same state gives the same answer. Room is

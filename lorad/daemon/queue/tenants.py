@@ -94,14 +94,14 @@ def promised(capacity: Capacity, needs: Mapping[_Tenancy, Need], status: PoolSta
     have yet to load. Kept versions belong to no run; other versions that are only served are unloaded when
     room is needed.
     """
-    kept = status.kept if status else []
+    unowned = status.kept if status else []
     opened = {(tenant.run, tenant.attempt) for tenant in status.tenants} if status else set()
     at_work = {run for run, _ in opened}
     served = {v for v in status.loaded if v.rpartition("@")[0] not in at_work} if status else set()
     coming = [need for tenancy, need in needs.items() if tenancy not in opened]
-    versions = capacity.versions - len(served - {*kept}) + sum(need.versions for need in coming)
+    versions = capacity.versions - len(served - {*unowned}) + sum(need.versions for need in coming)
     used = capacity.memory_used + sum(need.memory for need in coming)
-    versions = max(versions, len(kept) + sum(need.versions for need in needs.values()))
+    versions = max(versions, len(unowned) + sum(need.versions for need in needs.values()))
     used = max(used, sum(need.memory for need in needs.values()))
     return replace(capacity, versions=versions, memory_used=used)
 

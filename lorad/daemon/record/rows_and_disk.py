@@ -1,5 +1,6 @@
-"""The rows against the disk: which needed files are missing, and which files no row names. It looks at names
-only; `lorad verify` reads the bytes.
+"""Compare the rows with the disk, to find files that are needed and missing, and files that no row names.
+
+Only names are looked at; `lorad verify` reads the bytes.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from lorad.store.checkpoints import ever_made, not_deleted
 from lorad.store.db import Reader, Rows
 from lorad.store.rows import RunRow
 from lorad.store.versions import held_versions, numbers
+from lorad.text import counted
 
 _MOST = 20  # findings of a kind that are listed one by one
 _REPAIR = "`lorad doctor --repair` rebuilds the database from the journals and keeps this one."
@@ -37,8 +39,8 @@ def take_census(home: Home, runs_root: Path) -> Census:
         unknown = [*_unknown(reader, rows, runs_root)]
     for path in listed(home.pools):
         if path.is_dir() and not (path / "pool.json").exists():
-            what = f"{path} is the directory of no pool"
-            unknown.append(Finding(what, "Delete it once nothing works there."))
+            finding = f"{path} is the directory of no pool"
+            unknown.append(Finding(finding, "Delete it once nothing works there."))
     for findings in (missing, unknown):
         if (more := len(findings) - _MOST) > 0:
             findings[_MOST:] = [Finding(f"{more} more", "Mend these first.")]
@@ -52,12 +54,12 @@ def _missing(reader: Rows, rows: dict[str, RunRow], runs_root: Path) -> Iterator
     gone = {name: run for name, run in rows.items() if not Path(run.directory).is_dir()}
     moved = {name for name, run in gone.items() if correct_place(run, runs_root)}
     if moved:
-        missing = f"the files of {len(moved)} run{'' if len(moved) == 1 else 's'} were moved to {runs_root}"
+        missing = f"the files of {counted(len(moved), 'run')} were moved to {runs_root}"
         yield Finding(missing, "`lorad daemon start` continues with them there; stop a running daemon first.")
     for name in (name for name in gone if name not in moved):
-        what = f"run {name}: its directory {gone[name].directory} is missing"
+        finding = f"run {name}: its directory {gone[name].directory} is missing"
         advice = f"Put it back, there or into {runs_root}, and restart the daemon; `lorad rm {name}`"
-        yield Finding(what, f"{advice} forgets the run.")
+        yield Finding(finding, f"{advice} forgets the run.")
     for version in held_versions(reader):
         run = rows[version.run]
         name = f"{version.run}@{version.version}"

@@ -19,6 +19,7 @@ from lorad.models.facts import weights_sha256
 from lorad.protocol.journal import Record, decode
 from lorad.protocol.pool_setup import Quantize
 from lorad.records.daemon import VerificationCheck
+from lorad.text import counted
 
 _Findings = tuple[str, list[str]]  # what was looked at, and the problems
 
@@ -83,8 +84,8 @@ def check_files(run: VerifiedRun) -> list[VerificationCheck]:
 
 def _check_base(run: VerifiedRun, records: list[Record]) -> _Findings:
     """Check that the weight files are those that every attempt trained on."""
-    begun = [record for record in records if record.kind == "attempt" and record.data.get("model_sha256")]
-    digests = {record.attempt: record.data["model_sha256"] for record in begun}
+    attempts = [record for record in records if record.kind == "attempt" and record.data.get("model_sha256")]
+    digests = {record.attempt: record.data["model_sha256"] for record in attempts}
     if not digests:
         return "no attempt recorded its checksum", []
     try:
@@ -129,7 +130,7 @@ def _check_versions(run: VerifiedRun, records: list[Record]) -> _Findings:
             problems.append(f"{path}: missing, and somebody needs it")
         else:
             pruned += 1
-    return counted(len(facts), "version", pruned), problems
+    return _with_pruned(len(facts), "version", pruned), problems
 
 
 def _check_directory(path: Path, sha256: str | None = None) -> list[str]:
@@ -155,7 +156,7 @@ def _check_checkpoints(run: VerifiedRun, records: list[Record]) -> _Findings:
             problems.append(f"{path}: missing")
         else:
             pruned += 1
-    return counted(len(facts), "checkpoint", pruned), problems
+    return _with_pruned(len(facts), "checkpoint", pruned), problems
 
 
 def _check_samples(run: VerifiedRun, records: list[Record], kind: str, keep: int) -> _Findings:
@@ -178,7 +179,7 @@ def _check_samples(run: VerifiedRun, records: list[Record], kind: str, keep: int
             continue
         if digest != sha256:
             problems.append(f"{path}: changed bytes: sha256 {digest}, the journal says {sha256}")
-    return counted(len(digests), "file", pruned), problems
+    return _with_pruned(len(digests), "file", pruned), problems
 
 
 def _check_audit(run: VerifiedRun) -> _Findings:
@@ -189,5 +190,5 @@ def _check_audit(run: VerifiedRun) -> _Findings:
     return "steps, batches and the version of each token", problems
 
 
-def counted(count: int, what: str, pruned: int = 0) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}" + (f", {pruned} of them pruned" if pruned else "")
+def _with_pruned(count: int, noun: str, pruned: int) -> str:
+    return counted(count, noun) + (f", {pruned} of them pruned" if pruned else "")

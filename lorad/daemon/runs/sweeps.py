@@ -87,7 +87,7 @@ def halving_of(wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[Spec
 def _metric_of(
     wish: HalvingRequest, specs: Sequence[Spec], facts: Sequence[SpecFacts], first_rung: int
 ) -> str:
-    """Choose what ranks the runs: what every run has by the first rung, and is alike. Raises SpecError."""
+    """Choose the metric that ranks the runs: each has it by the first rung, alike. Raises SpecError."""
     every = max(spec.eval.every for spec in specs)
     kinds = {spec.algorithm.kind for spec in specs}
     has_evals = all(0 < spec.eval.every <= first_rung for spec in specs)

@@ -283,5 +283,5 @@ async def stop(ctx: Context, service: Service) -> bool:
         if time.monotonic() > deadline:
             break
         await asyncio.sleep(0.02)
-    asked = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
-    return OWN in asked
+    signalled = {uid for uid, attempt in lives.items() if ctx.processes.signal(attempt, signal.SIGTERM)}
+    return OWN in signalled

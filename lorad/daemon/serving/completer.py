@@ -63,8 +63,8 @@ def _completed(question: PoolQuestion, tell: Tell) -> Completions:
     facts = read_facts(model)
     tokenizer = Tokenizer(model)
     if len(body.prompt) > _CHARACTERS * facts.max_positions:
-        what = f"a prompt of {len(body.prompt)} characters"
-        problem = f"{what} exceeds the {facts.max_positions} positions of the model"
+        prompt = f"a prompt of {len(body.prompt)} characters"
+        problem = f"{prompt} exceeds the {facts.max_positions} positions of the model"
         raise SpecError(problem, hint="Shorten the prompt.")
     if body.prompts:
         token_lists = body.prompts
@@ -104,8 +104,8 @@ def _refuse_unfit(tokens: Sequence[int], new: int, facts: ModelFacts) -> None:
     if not tokens:
         raise SpecError("the prompt is empty", hint="A completion begins with at least one token.")
     if len(tokens) + new > facts.max_positions:
-        what = f"a prompt of {len(tokens)} tokens and {new} new ones"
-        problem = f"{what} exceed the {facts.max_positions} positions of the model"
+        prompt = f"a prompt of {len(tokens)} tokens and {new} new ones"
+        problem = f"{prompt} exceed the {facts.max_positions} positions of the model"
         raise SpecError(problem, hint="Shorten the prompt or lower max_new_tokens.")
     if max(tokens) >= facts.vocab:
         hint = f"Tokens of this model are below {facts.vocab}."

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import joined
-from lorad.driver.sampling.routes import SampleRoutes, extended, routes_of
+from lorad.driver.sampling.routes import SampleRoutes, routes_of, with_routes
 from lorad.envs.format import Format
 from lorad.envs.protocol import Message, shown
 from lorad.errors import SpecError
@@ -171,7 +171,7 @@ class Chains:
                 row.parts.append((np.array(observed, np.int32), False))
                 row.turns[-1] = changed(row.turns[-1], observation=place.text, observed=len(observed))
             row.parts.append((tokens, True))
-            row.routes = extended(row.routes, chunks, len(place.context), tokens.size)
+            row.routes = with_routes(row.routes, chunks, len(place.context), tokens.size)
             row.logprobs.append(joined([chunk.logprobs for chunk in chunks]))
             row.turns.append(EpisodeTurn(text, str(chunks[-1].finish), tokens.size, row=number))
             row.last = chat

@@ -141,8 +141,8 @@ class Door:
         answers: dict[str, _Answer] = {"messages/count_tokens": self._count}
         answers |= {path: partial(self._answer, dialect) for path, dialect in DIALECTS.items()}
         for path, answer in answers.items():
-            app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._visited, answer))
-        app.router.add_get("/episodes/{secret}/v1/models", partial(self._visited, self._models))
+            app.router.add_post(f"/episodes/{{secret}}/v1/{path}", partial(self._of_visit, answer))
+        app.router.add_get("/episodes/{secret}/v1/models", partial(self._of_visit, self._models))
         listener = socket.create_server((LOCAL, 0))
         listeners: list[Listener] = [listener]
         if self._path is not None:
@@ -152,7 +152,7 @@ class Door:
             await self._ended.wait()
         await asyncio.sleep(0)  # for transports to close their sockets
 
-    async def _visited(self, answer: _Answer, request: web.Request) -> web.Response:
+    async def _of_visit(self, answer: _Answer, request: web.Request) -> web.Response:
         """Have a request answered if its episode is under way."""
         visit = self._visits.get(request.match_info["secret"])
         if visit is None:

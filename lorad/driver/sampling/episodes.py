@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from msgspec.structs import replace as changed
 
 from lorad.driver.sampling.generate import Ended, SampleJob, Seed, joined
-from lorad.driver.sampling.routes import extended, routes_of, with_prompts
+from lorad.driver.sampling.routes import routes_of, with_prompts, with_routes
 from lorad.driver.session import Episode, Sample
 from lorad.envs.child import EpisodeAnswer
 from lorad.envs.format import Format
@@ -71,7 +71,7 @@ class LiveEpisode:
         if finish not in ("stop", "length"):
             raise LoradError(f"a turn ended with {finish!r}; the engine's log says more")
         row = len(self.forks)
-        self.routes[row] = extended(self.routes.get(row), chunks, len(self.context), tokens.size)
+        self.routes[row] = with_routes(self.routes.get(row), chunks, len(self.context), tokens.size)
         self.context += tokens.tolist()
         self.parts.append((tokens, True))
         self.logprobs.append(joined([chunk.logprobs for chunk in chunks]))

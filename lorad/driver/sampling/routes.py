@@ -21,7 +21,7 @@ class SampleRoutes(NamedTuple):
 _NONE = SampleRoutes(None, ())
 
 
-def extended(
+def with_routes(
     before: np.ndarray | None, chunks: Sequence[Chunk], context: int, tokens: int
 ) -> np.ndarray | None:
     """Return the routes of a row that the model has added `tokens` to, having read `context` of them.

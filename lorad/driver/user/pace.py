@@ -56,7 +56,7 @@ class FirstCalls:
 
 
 class Growth:
-    """How many processes are worth having: they keep the cores busy, and fit into memory. Needs a lock."""
+    """Return how many processes keep the cores busy and fit into memory. Needs a lock."""
 
     def __init__(self, cores: int, available: Callable[[], int] = available_memory) -> None:
         """Begin without measurements. The processes may keep `cores` busy."""

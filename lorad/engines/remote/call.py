@@ -246,14 +246,14 @@ async def score_batch(
         prompt, completion = (part.tolist() for part in pair)
         if shape is None:
             return await server.dialect.score(server.http, request, name, prompt, completion), None
-        said, routes = await server.dialect.routed_score(server.http, request, name, prompt, completion)
-        return said, all_routes(routes, shape)
+        scores, routes = await server.dialect.routed_score(server.http, request, name, prompt, completion)
+        return scores, all_routes(routes, shape)
 
-    said = await _ask_about_each(server, name, score_pair, pairs)
-    logprobs = np.concatenate([part for part, _ in said]).astype(np.float32)
+    scores = await _ask_about_each(server, name, score_pair, pairs)
+    logprobs = np.concatenate([part for part, _ in scores]).astype(np.float32)
     if not np.isfinite(logprobs).all():
         raise NotFinite(f"{server} scored without a finite log-probability for every token")
-    return Scored(logprobs, routes_of(batch, [routes for _, routes in said if routes is not None]))
+    return Scored(logprobs, routes_of(batch, [routes for _, routes in scores if routes is not None]))
 
 
 async def rank_texts(

@@ -122,12 +122,12 @@ async def _generate(gateway: Gateway, kind: _RequestKind, request: web.Request) 
     body = await arrived(request)
     wish = params.read(body, kind.wish, kind.neutral)
     version = gateway.version_named_by_front(request)
-    asked = RequestFacts(partial(kind.tokenize, wish), len(body), version)
+    facts = RequestFacts(partial(kind.tokenize, wish), len(body), version)
     with Counted(gateway.traffic, streams=wish.stream) as counted:
         names = gateway.resolver.table.names()
         if wish.model in names.aliases or wish.model in names.versions:
             counted.serves(wish.model)
-        generation = await gateway.open(wish, asked, counted)
+        generation = await gateway.open(wish, facts, counted)
         shape = kind.shape(wish, generation)
         headers = {VERSION: generation.served.name}
         async with contextlib.aclosing(generation.items):

@@ -140,23 +140,23 @@ class Generator:
     bases: Bases = field(default_factory=Bases)
     peers: Peers = field(default_factory=Peers)
 
-    async def open(self, wish: Wish, asked: RequestFacts, counted: Counted) -> Generation:
+    async def open(self, wish: Wish, facts: RequestFacts, counted: Counted) -> Generation:
         """Start a generation and return once the pool has sent its first item.
 
         If the version is gone, the name is looked up once more, as nothing has been sent. Raises ApiError,
         LoradError.
         """
-        version = asked.version
+        version = facts.version
         served = await self.resolver.find(version or wish.model)
         try:
-            return await self._begin(served, wish, asked, counted)
+            return await self._begin(served, wish, facts, counted)
         except (NotFound, PoolLost, EngineGone):
             if version is None or wish.model in self.resolver.table.names().aliases:
                 version = wish.model
             served = await self.resolver.find_another(version, served)
-        return await self._begin(served, wish, asked, counted)
+        return await self._begin(served, wish, facts, counted)
 
-    async def _begin(self, served: Served, wish: Wish, asked: RequestFacts, counted: Counted) -> Generation:
+    async def _begin(self, served: Served, wish: Wish, facts: RequestFacts, counted: Counted) -> Generation:
         counted.serves(wish.model, served.name)
         if served.socket is None:
             raise PoolLost(f"no pool serves {served.name} now", hint="Ask again.")
@@ -164,11 +164,11 @@ class Generator:
         peer = await self.peers.get(served.socket)
         if isinstance(wish, ChatWish):
             async with base.rendering:
-                tokens = await asyncio.to_thread(asked.tokenize, base)
-        elif asked.size < _INLINE:
-            tokens = asked.tokenize(base)
+                tokens = await asyncio.to_thread(facts.tokenize, base)
+        elif facts.size < _INLINE:
+            tokens = facts.tokenize(base)
         else:
-            tokens = await asyncio.to_thread(asked.tokenize, base)
+            tokens = await asyncio.to_thread(facts.tokenize, base)
         engine = peer.info.engine
         if wish.schema and not peer.info.formats:
             hint = SERVERS[engine].schema_hint if engine in SERVERS else ""

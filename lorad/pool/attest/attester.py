@@ -165,7 +165,7 @@ class Attester:
         outcome = Outcome(direct, unmet=unmet, is_dora=is_dora)
         if direct.verdict != "failed" and not self.is_direct_enough:
             # the name test
-            async with self._copied(name, "copy", source) as temporary:
+            async with self._temporary_copy(name, "copy", source) as temporary:
                 copied = await self._scores(temporary, claim.canaries)
                 if self._repeats and not same_bits(by_server, copied):
                     again = (
@@ -196,7 +196,7 @@ class Attester:
         """
         assert source.adapter is not None
         copy = AdapterSource(source.digest, adapter=source.adapter.amplified(prediction.times))
-        async with self._copied(name, "amplified", copy) as temporary:
+        async with self._temporary_copy(name, "amplified", copy) as temporary:
             batch = prediction.canaries.batch
             by_server = await score_on_servers(self._engine, temporary, batch, with_routes=self._replays)
         numbers = [said.logprobs.astype(np.float64) for said in by_server]
@@ -232,10 +232,10 @@ class Attester:
         self.returns += not is_same
 
     @asynccontextmanager
-    async def _copied(self, name: str, what: str, source: AdapterSource) -> AsyncIterator[str]:
+    async def _temporary_copy(self, name: str, purpose: str, source: AdapterSource) -> AsyncIterator[str]:
         """Provide the name of a copy of `name`, which is unloaded at the end. Inside `Engine.settled`."""
         async with self._copying:
-            copy = f"{name}{MARK}{what}{next(self._copies)}"
+            copy = f"{name}{MARK}{purpose}{next(self._copies)}"
             await self._engine.load(copy, source)
             try:
                 yield copy

@@ -71,8 +71,8 @@ async def measure_canaries(
         unmet: See `Canaries`.
         may_reroute: Whether the base is a mixture, and rounding may decide where a token goes.
     """
-    said = await score_on_servers(engine, BASE, batch, with_routes=may_reroute)
-    by_server = [answer.logprobs.astype(np.float64) for answer in said]
+    answers = await score_on_servers(engine, BASE, batch, with_routes=may_reroute)
+    by_server = [answer.logprobs.astype(np.float64) for answer in answers]
     trainer_base = trainer.astype(np.float64)
     sigmas = [float(np.sqrt(np.mean((scores - trainer_base) ** 2))) for scores in by_server]
     sigma = float(np.max(sigmas))  # NaN among them is NaN
@@ -84,7 +84,7 @@ async def measure_canaries(
             hint="Do both use the same checkpoint? Restart the pool; `lorad doctor` checks the backends.",
         )
     reroutes = may_reroute and any(has_outliers(scores - trainer_base) for scores in by_server)
-    return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes, said[0].routes)
+    return Canaries(batch, by_server[0], trainer_base, sigma, unmet, reroutes, answers[0].routes)
 
 
 async def score_on_servers(engine: Engine, name: str, batch: Batch, *, with_routes: bool) -> Sequence[Scored]:

@@ -69,16 +69,16 @@ async def attest_again(pool: Pool, _: calls.Call, args: calls.LoadVersion) -> ca
             raise IntegrityError(
                 f"{args.version} is loaded as sha256 {entry.digest}, not {args.sha256}", hint=_CHANGED
             )
-        source, claim, predict = await _claimed(pool, args)
+        source, claim, predict = await _read_claim(pool, args)
         return calls.Loaded(await attest_loaded(pool, entry, source, claim, predict))
 
 
 async def _bring(pool: Pool, args: calls.LoadVersion) -> PoolVersion:
-    source, claim, predict = await _claimed(pool, args)
+    source, claim, predict = await _read_claim(pool, args)
     return (await bring(pool, args.version, source, claim, predict)).entry
 
 
-async def _claimed(pool: Pool, args: calls.LoadVersion) -> tuple[AdapterSource, Claim, Predictors]:
+async def _read_claim(pool: Pool, args: calls.LoadVersion) -> tuple[AdapterSource, Claim, Predictors]:
     """Read the files of a version, and compute what the trainer makes of them, to compare the engine with."""
 
     def read() -> tuple[Adapter, str]:

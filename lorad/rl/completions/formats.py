@@ -97,18 +97,19 @@ def turns_of(row: Row, data: Data, form: DataFormat) -> list[ChatTurns]:
                 )
             return [_turns([], messages_of(value, row, data.messages_key), chat)]
         case "preference":
-            said = [_completion(row, data, key) for key in ("chosen_key", "rejected_key")]
-            if all(messages[0]["role"] != "assistant" for messages, _ in said):
+            completions = [_completion(row, data, key) for key in ("chosen_key", "rejected_key")]
+            if all(messages[0]["role"] != "assistant" for messages, _ in completions):
                 # trained from where they differ, at the latest from the end of the shorter
-                pairs = zip(*(messages[:-1] for messages, _ in said), strict=False)
+                pairs = zip(*(messages[:-1] for messages, _ in completions), strict=False)
                 common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
                 return [
-                    _turns(messages[:common], messages[common:], value[common:]) for messages, value in said
+                    _turns(messages[:common], messages[common:], value[common:])
+                    for messages, value in completions
                 ]
         case _:
-            said = [_completion(row, data, "completion_key")]
+            completions = [_completion(row, data, "completion_key")]
     prompt = messages_of(prompt_of(row, data), row)
-    return [_turns(prompt, messages, value) for messages, value in said]
+    return [_turns(prompt, messages, value) for messages, value in completions]
 
 
 def _turns(prompt: list[dict[str, Any]], messages: list[dict[str, Any]], value: Any) -> ChatTurns:

@@ -67,9 +67,9 @@ class TargetDataset(PreparedRows):
 
     def judgements(self) -> Iterator[Judgement]:
         """Yield the preferences of the rows as they are trained."""
-        for kept in self._kept if self.stream is None else self.stream.in_memory():
-            label = label_of(kept.row, self._data) if self.form == "labels" else None
-            yield Judgement(kept.row, kept.prompt, tuple(target.tokens for target in kept.targets), label)
+        for item in self._kept if self.stream is None else self.stream.in_memory():
+            label = label_of(item.row, self._data) if self.form == "labels" else None
+            yield Judgement(item.row, item.prompt, tuple(target.tokens for target in item.targets), label)
 
     def places(self, position: int, n: int) -> list[int]:
         """Return which rows in memory `take` returns, counted from 0."""

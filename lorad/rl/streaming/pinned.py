@@ -42,7 +42,11 @@ def commits(spec: Spec) -> dict[str, str]:
     if not spec.data.streaming:
         return {}
     data = spec.data
-    sources = [single(data.train), single(data.eval), *(one.data for one in spec.eval.sets.values())]
+    sources = [
+        single(data.train),
+        single(data.eval),
+        *(eval_set.data for eval_set in spec.eval.sets.values()),
+    ]
     named = [HUB_NAME.fullmatch(source) for source in sources if not _is_local(source)]
     return {each["name"]: each["revision"] for each in named if each is not None and each["revision"]}
 

@@ -145,8 +145,8 @@ class Models:
         """
         now = time.monotonic()
         for session in list(self.state.sessions.values()):
-            heard = self.state.heard_at.get(session.id)
-            if heard is None or (not session.finished and now - heard < silent):
+            heard_at = self.state.heard_at.get(session.id)
+            if heard_at is None or (not session.finished and now - heard_at < silent):
                 continue
             del self.state.heard_at[session.id]
             log.info("session %s is silent: its models are parked", session.id)
@@ -159,7 +159,7 @@ class Models:
                         await self.runs.park(model.run)
                 except (LoradError, OSError) as error:
                     log.warning("run %s is not parked: %s", model.run, error)
-                    self.state.heard_at.setdefault(session.id, heard)  # so that it is tried again
+                    self.state.heard_at.setdefault(session.id, heard_at)  # so that it is tried again
 
     def _wake(self, id: str) -> None:
         """Have a run resumed that the door paused; a run that somebody else paused stays."""

@@ -205,12 +205,12 @@ class State:
         """Return the dictionary that keeps a subject, and its key there."""
         if isinstance(about, Marks):
             return self.marks, about.path
-        kept: dict[type, dict[str, Any]] = {
+        tables: dict[type, dict[str, Any]] = {
             Session: self.sessions,
             Model: self.models,
             Sampler: self.samplers,
         }
-        return kept[type(about)], about.id
+        return tables[type(about)], about.id
 
     def mark(self, path: str, **changes: Any) -> None:
         before = self.marks.get(path) or Marks(path, time.time())

@@ -247,7 +247,7 @@ class FsdpBody(Body):
         return torch.cat(flags)
 
     def offload(self) -> None:
-        """Move the base to the host, which keeps it from the first time on: nothing of it ever changes."""
+        """Move the base to the host, which keeps its copy from then on, as the base never changes."""
         if self._on_host:
             on_host = iter(self._on_host)
             self._move(lambda _: next(on_host))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from lorad.driver import pending
 from lorad.driver.begin import records_routes
-from lorad.driver.sampling.routes import extended, routes_in, routes_of, with_prompts
+from lorad.driver.sampling.routes import routes_in, routes_of, with_prompts, with_routes
 from lorad.driver.session import Episode, Sample
 from lorad.errors import Conflict
 from lorad.models.directory import resolve
@@ -81,9 +81,9 @@ def places(given: np.ndarray) -> list[int]:
 
 
 def test_rows_keep_the_routes_of_their_samples() -> None:
-    first = extended(None, [chunk(5)], context=3, tokens=2)
+    first = with_routes(None, [chunk(5)], context=3, tokens=2)
     assert first is not None and places(first) == [0, 1, 2, 3, 255]
-    then = extended(first, [chunk(9, start=100)], context=7, tokens=2)
+    then = with_routes(first, [chunk(9, start=100)], context=7, tokens=2)
     assert then is not None and places(then) == [0, 1, 2, 3, 104, 105, 106, 107, 255]
     found, prompts = routes_of([then, None], [(3, 8), (2, 1)])
     assert found is not None and places(found) == [3, 104, 105, 106, 107, 255, 255, 255, 255]

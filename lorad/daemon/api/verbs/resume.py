@@ -129,9 +129,11 @@ def change_spec(spec: Spec, overrides: Sequence[str]) -> Spec:
         section = key.partition(".")[0]
         is_fixed = section in Spec.__struct_fields__ and section not in _CHANGEABLE and key not in _ALSO
         if is_fixed and override(spec, [text]) != spec:
-            what = f"{key} is part of what this run is; a resume may change {', '.join(sorted(_CHANGEABLE))}"
+            reason = (
+                f"{key} is part of what this run is; a resume may change {', '.join(sorted(_CHANGEABLE))}"
+            )
             hint = "Start a new run with it; lora.adapter_path set to an exported version continues from "
-            raise SpecError(f"override {text}: {what}", hint=f"{hint}that.")
+            raise SpecError(f"override {text}: {reason}", hint=f"{hint}that.")
     new = override(spec, overrides)
     if new.trainer.lr is None:
         new = replace(new, trainer=replace(new.trainer, lr=spec.trainer.lr))

@@ -198,8 +198,8 @@ def _split_pools(ctx: Context, points: list[_GridPoint], keys: list[str]) -> lis
             facts=facts,
         )
         kinds.add(setup.key)
-    what = f"{len(kinds)} kinds of pools, each with a base of its own"
-    return [] if len(kinds) == 1 else [f"the points need {what}: {', '.join(keys)} decide that"]
+    problem = f"{len(kinds)} kinds of pools, each with a base of its own"
+    return [] if len(kinds) == 1 else [f"the points need {problem}: {', '.join(keys)} decide that"]
 
 
 async def list_sweeps(ctx: Context, call: Call) -> list[Sweep]:

@@ -6,7 +6,7 @@ from lorad.daemon.api.call import Call
 from lorad.daemon.context import Context, request_of, spec_of
 from lorad.daemon.pools.as_owner import in_thread, on_behalf
 from lorad.daemon.pools.life import refresh
-from lorad.daemon.record.verify import VerifiedRun, check_files, counted
+from lorad.daemon.record.verify import VerifiedRun, check_files
 from lorad.daemon.runs.versions import believed_pools, in_hand
 from lorad.daemon.serving.borrow_pool import attested, load_of
 from lorad.daemon.storage.budget import GONE
@@ -17,6 +17,7 @@ from lorad.store import events, runs
 from lorad.store.checkpoints import checkpoints
 from lorad.store.rows import RunRow
 from lorad.store.versions import versions
+from lorad.text import counted
 
 
 async def verify(ctx: Context, call: Call) -> Verification:
